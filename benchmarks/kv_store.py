@@ -1,13 +1,18 @@
-"""Seconds that a store of KV blocks saves a new process, and the cost of writing to one that never reads it back.
+"""Seconds that a store of KV blocks saves a new process, and what writing costs one that never reads it back.
 
-    python benchmarks/kv_store.py                                  # the embedded model, bfloat16, 6,000 tokens
-    python benchmarks/kv_store.py --shape 3B --prefix 2000 --prompts 4 --tail 8 --skip-cost   # random weights
+    python benchmarks/kv_store.py                                  # all three, two to three times 6.5 GB of memory
+    python benchmarks/kv_store.py --skip large cost --prefix 2000  # less of it
 
-Processes score prompts behind a common prefix, one token each with readings: without a store, with an empty one, and
-with the one that the second wrote. Seconds are from the first prompt to the last reading; starts are beside them. The
-digests of all readings must be equal. The cost: an engine with a store and one without compute different prompts in
-turns in one process; the ratio is that of their processor time, which other processes disturb little. Prints one JSON
-line.
+1. small: a prefix of 6,000 tokens, the embedded model, bfloat16, 64 prompts behind it.
+2. large: one of 2,000 tokens, a model of the shape of Llama 3.2 3B with random weights, four prompts.
+   Processes score these, one token each with readings: without a store, with an empty one, and with the one that the
+   second wrote. Seconds are from the first prompt to the last reading; starts are beside them. The digests of all
+   readings must be equal. The speedup is that of the clock; beside it is the processor's.
+3. cost: pairs of processes, with an empty store and without, in turns, compute prompts that nobody shares. Seconds are
+   from the first prompt to the engine's end, when all is written. The share is the median of the pairs' ratios, less 1,
+   of the processor's time, which other processes disturb less, and of the clock.
+
+Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -28,43 +33,69 @@ from common import add_counts, make_parser, print_result, say, use_all_cores
 _SHAPES = {"3B": (3072, 8192, 28, 24, 8, 128256), "0.1B": (512, 2048, 12, 8, 2, 32000)}
 
 
+_PARTS = ("small", "large", "cost")
+
+
 def main() -> None:
     """Run the processes, and print the figures."""
     parser = make_parser("What a store of KV blocks saves a new process.", dtype=True)
-    parser.add_argument("--shape", choices=_SHAPES, help="random weights of this size in place of --model")
-    parser.add_argument("--skip-without", action="store_true", help="compare with the process that writes")
-    parser.add_argument("--skip-cost", action="store_true", help="do not measure what writing costs")
+    parser.add_argument("--shape", choices=_SHAPES, default="3B", help="of the large model")
+    parser.add_argument("--skip", nargs="+", choices=_PARTS, default=[], help="parts to leave out")
     parser.add_argument("--folder", type=Path, help="where stores are made")
     parser.add_argument("--child", help="what a process is to do, as JSON")
     counts = {"prefix": (6000, "tokens of the prefix"), "prompts": (64, "behind it"), "tail": (8, "tokens of each")}
-    add_counts(parser, **counts, rounds=(6, "of the cost"))
+    large = {"large_prefix": (2000, "tokens of the large model's"), "large_prompts": (4, "behind it")}
+    add_counts(parser, **counts, **large, rounds=(5, "pairs of the cost"))
     args = parser.parse_args()
     use_all_cores()
     os.environ.setdefault("VLLM_GGUF_DEQUANTIZE", "1")
     if args.child:
         print(json.dumps(_child(json.loads(args.child))))
         return
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        job = {"dtype": args.dtype, **{name: getattr(args, name) for name in (*counts, "rounds")}}
-        job |= _model(args, Path(folder))
-        rows = {}
-        stores = {"without": "", "writing": f"{folder}/store", "warm": f"{folder}/store"}
-        if args.skip_without:
-            del stores["without"]
-        for name, store in stores.items():
-            rows[name] = _run({**job, "store": store})
-            say(f"{name}: {rows[name]}")
-        if len({row.pop("digest") for row in rows.values()}) > 1:
-            sys.exit("readings differ")
-        speedup = rows[next(iter(stores))]["seconds"] / rows["warm"]["seconds"]
-        cost = None if args.skip_cost else _run({**job, "store": f"{folder}/cost", "cost": True})
-    print_result(benchmark="kv_store", model=args.shape or args.model, job=job, rows=rows, speedup=speedup, cost=cost)
+        small = {"model": args.model, "load_format": "auto", "prefix": args.prefix, "prompts": args.prompts}
+        small |= {"dtype": args.dtype, "tail": args.tail}
+        if "small" not in args.skip:
+            found["small"] = _compared(small, f"{folder}/small")
+        if "large" not in args.skip:
+            sizes = {"prefix": args.large_prefix, "prompts": args.large_prompts}
+            found["large"] = _compared(small | sizes | _random_model(args.shape, Path(folder)), f"{folder}/large")
+        if "cost" not in args.skip:
+            found["cost"] = _cost(small | {"is_cost": True}, folder, args.rounds)
+    print_result(benchmark="kv_store", model=args.model, shape=args.shape, **found)
 
 
-def _model(args: Any, folder: Path) -> dict[str, Any]:
-    if args.shape is None:
-        return {"model": args.model, "load_format": "auto"}
-    hidden, inner, layers, heads, kv_heads, vocab = _SHAPES[args.shape]
+def _compared(job: dict[str, Any], store: str) -> dict[str, Any]:
+    """The figures of a process without a store, of one that fills it, and of one that finds it full."""
+    rows = {}
+    for name, own in {"without": "", "writing": store, "warm": store}.items():
+        rows[name] = _run({**job, "store": own})
+        say(f"{name}: {rows[name]}")
+    if len({row.pop("digest") for row in rows.values()}) > 1:
+        sys.exit("readings differ")
+    ratio = {name: round(rows["without"][name] / rows["warm"][name], 2) for name in ("seconds", "cpu_seconds")}
+    return {"job": job, "rows": rows, "speedup": ratio["seconds"], "cpu_speedup": ratio["cpu_seconds"]}
+
+
+def _cost(job: dict[str, Any], folder: str, rounds: int) -> dict[str, Any]:
+    """The seconds of pairs of processes, with a store and without, and what it costs of them."""
+    rows: dict[str, list[dict[str, Any]]] = {"with": [], "without": []}
+    for number in range(rounds):
+        for name in sorted(rows, reverse=number % 2 == 1):
+            store = f"{folder}/cost{number}" if name == "with" else ""
+            rows[name].append(_run({**job, "store": store, "seed": number}))
+            say(f"{name}: {rows[name][-1]}")
+    shares = {}
+    for kind in ("seconds", "cpu_seconds"):
+        pairs = zip(rows["with"], rows["without"], strict=True)
+        ratios = sorted(one[kind] / other[kind] - 1 for one, other in pairs)
+        shares[kind] = round(ratios[len(ratios) // 2], 4)
+    return {"rows": rows, "share": shares["seconds"], "cpu_share": shares["cpu_seconds"]}
+
+
+def _random_model(shape: str, folder: Path) -> dict[str, Any]:
+    hidden, inner, layers, heads, kv_heads, vocab = _SHAPES[shape]
     fields = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden, "vocab_size": vocab}
     fields |= {"intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads}
     fields |= {"num_key_value_heads": kv_heads, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
@@ -83,12 +114,15 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
 
 def _child(job: dict[str, Any]) -> dict[str, Any]:
     began = time.perf_counter()
-    if job.get("cost"):
-        return _cost(job)
     llm = _engine(job, job["store"])
     started, cpu_started = time.perf_counter(), time.process_time()
-    prompts = [[*_tokens(0, job["prefix"]), *_tokens(1 + each, job["tail"])] for each in range(job["prompts"])]
+    if job.get("is_cost"):
+        prompts = [_tokens(f"{job['seed']} {each}", job["prefix"] // 4) for each in range(4)]
+    else:
+        prompts = [[*_tokens(0, job["prefix"]), *_tokens(1 + each, job["tail"])] for each in range(job["prompts"])]
     outputs = _score(llm, prompts)
+    if job.get("is_cost"):
+        llm.llm_engine.engine_core.shutdown()
     ended, cpu_seconds = time.perf_counter(), time.process_time() - cpu_started
     digest = hashlib.sha256()
     for output in outputs:
@@ -102,23 +136,6 @@ def _child(job: dict[str, Any]) -> dict[str, Any]:
         "computed_tokens": sum(len(each) for each in prompts) - sum(each.num_cached_tokens for each in outputs),
         "digest": digest.hexdigest(),
     }
-
-
-def _cost(job: dict[str, Any]) -> dict[str, Any]:
-    """Processor seconds of prompts that nobody shares, with a store and without, in turns."""
-    seconds: dict[str, list[float]] = {"with": [], "without": []}
-    engines = {"with": _engine(job, job["store"]), "without": _engine(job, "")}
-    for number in range(job["rounds"] + 1):
-        for name in sorted(engines, reverse=number % 2 == 1):
-            prompts = [_tokens(f"{name}{number}{each}", job["prefix"] // 4) for each in range(4)]
-            began = time.process_time()
-            _score(engines[name], prompts)
-            if name == "with":
-                engines[name].llm_engine.engine_core.scheduler.guests[-1].store.flush()
-            seconds[name].append(time.process_time() - began)
-    # The first round touches memory.
-    ratios = [one / other - 1 for one, other in zip(seconds["with"][1:], seconds["without"][1:], strict=True)]
-    return {"cpu_seconds": seconds, "share": sorted(ratios)[len(ratios) // 2]}
 
 
 def _engine(job: dict[str, Any], store: str) -> Any:

@@ -2,6 +2,7 @@
 
     python benchmarks/scaling.py                        # 1 and 2 ranks, 1 and 2 stages, 1 and 2 replicas
     python benchmarks/scaling.py --model FOLDER --only replicas
+    python benchmarks/scaling.py --only network         # on Linux, as root, with Ray
 
 Ranks and stages share the cores of one process; each replica has one core. Figures are medians over alternating turns.
 The last line is JSON.
@@ -11,6 +12,9 @@ ranks: tokens/s of greedy decoding with the logprobs of `--num-ids` ids; and the
     tokens, as the embedded model's nine heads cannot be split.
 stages: prompts/s of scoring (`value`), tokens/s of decoding `--batch` sequences, and the bytes of hidden states that
     rank 0 receives for a token.
+network: stages against ranks, on two network namespaces that stand for machines with a core each. A process joins them
+    and passes packets on at `--gigabits` and after `--delay-ms`, in each direction; it takes a part of the cores. A
+    random model of 30 layers; `paper` has the bytes a token by the formulas of docs/scaling.md.
 replicas: texts/s of `vllm.batch.score_dataset`, from the first batch to the last, and of one engine on one core without
     Ray.
 """
@@ -22,13 +26,15 @@ import json
 import logging
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from common import add_counts, make_parser, print_result, say, usable_cores
+from common import ROOT, add_counts, make_parser, print_result, say, usable_cores
 
 from vllm import LLM, SamplingParams
 from vllm.utils.ray_utils import import_ray_for
@@ -41,40 +47,53 @@ _WORDS = "the soup was cold but our guide knew every street and we would come ag
 _STEPS = 32
 _BATCH_ROWS = 64
 _PROMPT_TOKENS = 16
-_SCORED, _SCORED_TOKENS = 256, 40
+_SCORED_TOKENS = 40
+_MANY_WORDS = {"vocab_size": 151936, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8}
+_DEEP = {"vocab_size": 2048, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 30}
+SPLITS = {"width": {"tensor_parallel_size": 2}, "layers": {"pipeline_parallel_size": 2}}
 _LOGIT_BYTES = 4  # float32
 
 
 def main() -> None:
     """Measure and print."""
     parser = make_parser("Scaling of decoding over ranks and stages and of scoring over replicas.")
-    parser.add_argument("--only", choices=("ranks", "stages", "replicas"))
+    parser.add_argument("--only", choices=("ranks", "stages", "replicas", "network"))
+    parser.add_argument("--gigabits", type=float, default=1.0, help="a second of the network, in each direction")
+    parser.add_argument("--delay-ms", type=float, default=1.0, help="of the network, in each direction")
+    parser.add_argument("--split", choices=SPLITS, help=argparse.SUPPRESS)
     add_counts(parser, repeats=(3, "turns"), batch=(64, "sequences that the ranks decode"))
     add_counts(parser, num_ids=(20, "ids read in each step"), texts=(1024, "texts that the replicas score"))
+    add_counts(parser, scored=(256, "prompts that the stages score"))
     args = parser.parse_args()
+    if args.split:
+        # Within a machine of `measure_network`.
+        fields = {"distributed_executor_backend": "ray", "skip_tokenizer_init": True, **SPLITS[args.split]}
+        print(json.dumps(measure_stages(args, **fields)))
+        return
     result: dict[str, Any] = {"model": Path(args.model).name if args.model else "embedded"}
     if args.only in (None, "stages"):
-        result["stages"] = _in_turns(STAGES, args.repeats, lambda stages: measure_stages(args, stages))
+        result["stages"] = _in_turns(
+            STAGES, args.repeats, lambda stages: measure_stages(args, pipeline_parallel_size=stages)
+        )
     if args.only in (None, "ranks"):
         with tempfile.TemporaryDirectory() as folder:
             model = args.model or make_model(Path(folder))
             result["ranks"] = _in_turns(RANKS, args.repeats, lambda ranks: measure_ranks(model, args, ranks))
     if args.only in (None, "replicas"):
         result["replicas"] = measure_replicas(args)
+    if args.only == "network":
+        result["network"] = measure_network(args)
     print_result(**result)
 
 
-def make_model(folder: Path) -> str:
-    """A random model that two ranks can share, mostly vocabulary."""
+def make_model(folder: Path, sizes: Mapping[str, int] = _MANY_WORDS) -> str:
+    """A random model that two ranks can share."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=151936,
-        hidden_size=512,
-        intermediate_size=1536,
-        num_hidden_layers=8,
+        **sizes,
         num_attention_heads=8,
         num_key_value_heads=4,
         head_dim=64,
@@ -112,22 +131,24 @@ def measure_ranks(model: str, args: argparse.Namespace, ranks: int) -> dict[str,
     }
 
 
-def measure_stages(args: argparse.Namespace, stages: int) -> dict[str, Any]:
-    """Scoring and decoding by one engine of so many stages, and the bytes that rank 0 receives a token."""
-    llm = LLM(args.model, pipeline_parallel_size=stages, max_model_len=256, use_tqdm_on_load=False)
+def measure_stages(args: argparse.Namespace, **fields: Any) -> dict[str, Any]:
+    """Scoring and decoding by one engine, and the bytes a token that rank 0 receives from another stage, or puts into
+    sums of ranks."""
+    llm = LLM(args.model, max_model_len=256, use_tqdm_on_load=False, **fields)
+    moved = "all_reduce" if "tensor_parallel_size" in fields else "receive"
     core, draw = llm.llm_engine.engine_core, random.Random(0)
 
     def prompts(count: int, length: int) -> list[list[int]]:
         return [[draw.randrange(100, 1000) for _ in range(length)] for _ in range(count)]
 
     def run(rows: list[list[int]], **fields: Any) -> tuple[float, int]:
-        before, began = core.stats()["collective_bytes"].get("receive", 0), time.perf_counter()
+        before, began = core.stats()["collective_bytes"].get(moved, 0), time.perf_counter()
         params = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, **fields)
         llm.generate(rows, params, use_tqdm=False)
-        return time.perf_counter() - began, core.stats()["collective_bytes"].get("receive", 0) - before
+        return time.perf_counter() - began, core.stats()["collective_bytes"].get(moved, 0) - before
 
     run(prompts(8, _SCORED_TOKENS), max_tokens=2)
-    score_seconds, score_bytes = run(prompts(_SCORED, _SCORED_TOKENS), max_tokens=1, logprob_token_ids=[7, 9])
+    score_seconds, score_bytes = run(prompts(args.scored, _SCORED_TOKENS), max_tokens=1, logprob_token_ids=[7, 9])
     begun = prompts(args.batch, _PROMPT_TOKENS)
     run(begun, max_tokens=1)
     # The prompts are in the prefix cache from here on.
@@ -136,12 +157,46 @@ def measure_stages(args: argparse.Namespace, stages: int) -> dict[str, Any]:
     core.shutdown()
     num_tokens = args.batch * _STEPS
     return {
-        "value": _SCORED / score_seconds,
+        "value": args.scored / score_seconds,
+        "dtype": llm.llm_engine.model_config.dtype,
         "decoded": num_tokens / (long_seconds - again_seconds),
         "token_bytes": {
-            "score": score_bytes / (_SCORED * _SCORED_TOKENS),
+            "score": score_bytes / (args.scored * _SCORED_TOKENS),
             "decode": (long_bytes - again_bytes) / num_tokens,
         },
+    }
+
+
+def measure_network(args: argparse.Namespace) -> dict[str, Any]:
+    """Both splits of one model over two machines, and by how much the stages are ahead."""
+    sys.path.append(str(ROOT / "tests/support"))
+    from ray_cluster import environment, join
+    from two_machines import two_machines, why_not
+
+    if reason := why_not():
+        raise SystemExit(f"--only network: {reason}")
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder, two_machines() as machines:
+        model = args.model or make_model(Path(folder), _DEEP)
+        variables = environment(machines)
+        for machine in range(2):
+            join(machines, machine, 1, variables)
+        machines.link(delay_seconds=args.delay_ms / 1000, bytes_a_second=args.gigabits * 1e9 / 8)
+        for split in SPLITS:
+            counts = ["--batch", str(args.batch), "--scored", str(args.scored)]
+            command = [sys.executable, __file__, "--model", model, "--split", split, *counts]
+            ran = subprocess.run(machines.command(0, *command), env=variables, stdout=subprocess.PIPE, text=True)
+            if ran.returncode:
+                raise SystemExit(f"--only network: exit status {ran.returncode}")
+            found[split] = json.loads(ran.stdout.splitlines()[-1])
+            say(json.dumps({"split": split, **found[split]}))
+    width, layers = _DEEP["hidden_size"], _DEEP["num_hidden_layers"]
+    row_bytes = width * (2 if found["layers"]["dtype"] == "bfloat16" else 4)
+    return {
+        **found,
+        "paper": None if args.model else {"layers": row_bytes, "width": (2 * layers + 1) * row_bytes},
+        "score_ratio": found["layers"]["value"] / found["width"]["value"],
+        "decode_ratio": found["layers"]["decoded"] / found["width"]["decoded"],
     }
 
 

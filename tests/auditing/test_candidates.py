@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 from models_util import make_hf_model
+from readers_here import read_here
 from tiny_adapters import make_adapter
 from tiny_llm import make_tiny_model
 
+import vllm
 from vllm.auditing.models import ModelSpec
 from vllm.auditing.pooled_rows import embedding_statistics, ranking_statistics
 from vllm.auditing.text_rows import text_statistics, text_table
 from vllm.cli.main import main
-from vllm.exceptions import CliError
+from vllm.exceptions import CliError, VLLMValidationError
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,8 @@ def test_files_that_change_are_read_anew(model, tmp_path):
     assert ModelSpec.parse(str(file), None).stamp() != before
 
 
-def test_an_adapter_is_a_candidate(model, tmp_path):
+def test_an_adapter_is_a_candidate(model, tmp_path, monkeypatch):
+    read_here(monkeypatch)
     adapter = tmp_path / "adapter"
     make_adapter(adapter, make_hf_model("llama", "small", vocab_size=268))
     rows = tmp_path / "rows.jsonl"
@@ -93,12 +96,40 @@ def test_an_adapter_is_a_candidate(model, tmp_path):
     assert adapted["labels"]["kl_mean"] > 0 == again["labels"]["kl_mean"]
 
 
+def test_documents_and_vectors_are_asked_in_python(model, monkeypatch):
+    read_here(monkeypatch)
+    rows = [{"text": f"text {i}", "query": f"q{i // 3}"} for i in range(6)]
+    options = {"reference": f"{model}:float32", "candidates": ["bfloat16", "reference"], "max_model_len": 128}
+    found = vllm.audit(rows, embed=True, convert="embed", **options)
+    vectors, again = (each.embedding for each in found.candidates)
+    assert vectors.rows == 6 and vectors.cosine_mean < 1 and again.cosine_mean == pytest.approx(1, abs=1e-12)
+    orders, again = (each.ranking for each in vllm.audit(rows, rerank=True, **options).candidates)
+    assert (orders.rows, orders.queries) == (6, 2) and orders.abs_delta_score > 0 == again.abs_delta_score
+    assert vllm.audit(rows, query="one", **options).candidates[1].ranking.queries == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"labels": ["a"], "embed": True}, "labels and embed exclude each other"),
+        ({"embed": True, "by": "kind"}, "by has no meaning for embed"),
+        ({"labels": ["a"], "chunk_tokens": 8}, "chunk_tokens has no meaning for labels"),
+        ({"gold": "label"}, "gold has no meaning for text"),
+        ({"labels": []}, "labels must not be empty"),
+    ],
+)
+def test_what_has_no_meaning_is_named(fields, message):
+    with pytest.raises(VLLMValidationError, match=message):
+        vllm.audit(["text"], reference="embedded", candidates="bfloat16", **fields)
+
+
 def test_orders_of_each_query_are_compared():
     rows = [("x", 3.0, 1.0), ("x", 2.0, 2.0), ("y", 1.0, 1.0), ("y", 0.0, 0.5), ("z", 1.0, 1.0)]
     own = [{"index": i, "query": query, "score": score} for i, (query, score, _) in enumerate(rows)]
     other = [{"index": i, "query": query, "score": score} for i, (query, _, score) in enumerate(rows)]
     found = ranking_statistics(zip(own, other, strict=True), "query")
     assert found is not None and (found.queries, found.best_changes, found.kendall_tau) == (2, 1, 0)
+    assert found.rows == 4
     assert found.abs_delta_score == pytest.approx((2 + 0 + 0 + 0.5) / 4)
     assert ranking_statistics(iter([(own[4], other[4])]), "query") is None
 

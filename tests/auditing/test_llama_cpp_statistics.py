@@ -78,9 +78,14 @@ def printed(base: list[np.ndarray], quantised: list[np.ndarray], following: list
 
 def ours(base: list[np.ndarray], quantised: list[np.ndarray], following: list[np.ndarray]) -> list[str]:
     """Lines of an audit, from the same logits."""
+    return lines_of([_log_softmax(each) for each in base], [_log_softmax(each) for each in quantised], following)
+
+
+def lines_of(base: list[np.ndarray], quantised: list[np.ndarray], following: list[np.ndarray]) -> list[str]:
+    """Lines of an audit, from logprobs."""
     rows = []
     for index, (b, q, tokens) in enumerate(zip(base, quantised, following, strict=True)):
-        logprobs = [_log_softmax(each).astype(np.float32) for each in (b, q)]
+        logprobs = [each.astype(np.float32) for each in (b, q)]
         own = {"index": index, "own_logprobs": logprobs[0][np.arange(len(tokens)), tokens]}
         other = {name: values.tolist() for name, values in compared(logprobs[0], logprobs[1], tokens).items()}
         rows.append((own, other))
@@ -94,15 +99,19 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
     return values - np.logaddexp.reduce(values, axis=1, keepdims=True)
 
 
-def check(found: list[str], expected: list[str]) -> None:
+def check(found: list[str], expected: list[str], relative: float = 0.0) -> None:
     """The same lines; a last digit may be rounded the other way, as an audit keeps logprobs in float32."""
-    lines = [line.rpartition(": ")[2].strip() for line in found if line and "=====" not in line]
+    lines = numbers(found)
     assert len(lines) == len(expected) == 34
     for own, other in zip(lines, expected, strict=True):
         for a, b in zip(own.replace("%", "").split("±"), other.replace("%", "").split("±"), strict=True):
             digits = len(b.strip().partition(".")[2])
             assert len(a.strip().partition(".")[2]) == digits
-            assert abs(float(a) - float(b)) < 1.5 * 10**-digits, (own, other)
+            assert abs(float(a) - float(b)) < max(1.5 * 10**-digits, relative * abs(float(b))), (own, other)
+
+
+def numbers(lines: list[str]) -> list[str]:
+    return [line.rpartition(": ")[2].strip() for line in lines if line and "=====" not in line]
 
 
 def test_figures_on_planted_logits() -> None:
@@ -136,6 +145,36 @@ def test_what_is_the_same_has_no_spread() -> None:
     found = ours(base, base, [base[0].argmax(1)])
     assert "Mean    KLD:   0.000000 ±   0.000000" in found and "Same top p: 100.000 ± 0.000 %" in found
     assert "Mean PPL(Q)/PPL(base)         :   1.000000 ±   0.000000" in found
+
+
+PRINTED = Path(__file__).parents[1] / "data" / "llama_perplexity.npz"
+
+
+def base_logprobs(content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Ids, int32 [pieces, n], and logprobs, float32 [pieces, n - 1 - n // 2, vocabulary], of a file that
+    --kl-divergence-base wrote: 16 bits each, with a scale and the least one of each position. Those of -16 and below
+    count as minus infinity there."""
+    assert content[:8] == b"_logits_"
+    size, vocabulary, pieces = np.frombuffer(content, np.int32, 3, 8)
+    ids = np.frombuffer(content, np.int32, pieces * size, 20).reshape(pieces, size)
+    width = 4 + vocabulary + vocabulary % 2
+    rows = np.frombuffer(content, np.uint16, -1, 20 + ids.nbytes).reshape(pieces, -1, width)
+    scale, least = np.moveaxis(rows[..., :4].copy().view(np.float32), -1, 0)[..., None]
+    values = scale * rows[..., 4 : 4 + vocabulary] + least
+    return ids, np.where(values > -16, values, -np.inf)
+
+
+def test_figures_that_llama_perplexity_has_printed() -> None:
+    """The file is of llama.cpp 0c1e570 (0.5.0, in llama-cpp-python 0.3.36): what --kl-divergence-base wrote of a random
+    model of 110 tokens, the logits of the same in Q4_0 beside it, and what --kl-divergence printed."""
+    kept = np.load(PRINTED)
+    ids, base = base_logprobs(kept["base"].tobytes())
+    first = ids.shape[1] // 2
+    quantised = [_log_softmax(each) for each in kept["logits"].reshape(base.shape)]
+    found, printed = lines_of(list(base), quantised, list(ids[:, first + 1 :])), str(kept["printed"]).splitlines()
+    assert [line.partition(":")[0] for line in found] == [line.partition(":")[0] for line in printed]
+    # Its losses and their squares are float32, which is seen in perplexities alone: they have more digits.
+    check(found, numbers(printed), relative=3e-6)
 
 
 PIECE = 16

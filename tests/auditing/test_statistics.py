@@ -97,6 +97,7 @@ def test_a_planted_candidate_is_measured_as_what_it_is():
     found = label_statistics(_table(reference, candidate))
     assert found.flips == 20 and found.flip_share == 0.02
     assert [flip.index for flip in found.flipped] == rows.tolist()
+    assert list(_table(reference, candidate).flips()) == found.flipped
     assert found.rank_changes == pytest.approx(40 / 3000) and found.order_changes == 0.02
     assert found.mass_lost == pytest.approx(0, abs=1e-9)
     low, high = found.flip_share_interval
@@ -111,6 +112,9 @@ def test_planted_noise_is_the_deltas():
     assert found.abs_delta_logprob["mean"] == pytest.approx(0.05 * math.sqrt(2 / math.pi), rel=0.02)  # 4 errors
     assert found.abs_delta_logprob["p99"] == pytest.approx(0.05 * 2.5758, rel=0.03)
     assert found.delta_by_label[" 0"] == pytest.approx(0, abs=0.0015)
+    for sizes in found.abs_delta_by_label.values():
+        assert sizes["mean"] == pytest.approx(0.05 * math.sqrt(2 / math.pi), rel=0.025)  # 4 errors
+        assert sizes["p99"] == pytest.approx(0.05 * 2.5758, rel=0.04)
 
 
 def test_what_is_the_same_has_no_spread():
@@ -202,6 +206,8 @@ def test_statistics_equal_scipys():
     stats = pytest.importorskip("scipy.stats")
     a, b = np.random.default_rng(5).integers(0, 6, (2, 40))
     assert kendall_tau(a, b) == pytest.approx(stats.kendalltau(a, b).statistic, rel=1e-12)
+    a, b = np.random.default_rng(15).normal(size=(2, 50_000)).round(2)
+    assert kendall_tau(a, a + b) == pytest.approx(stats.kendalltau(a, a + b).statistic, rel=1e-12)
     assert mcnemar(11, 25) == pytest.approx(stats.binomtest(11, 36, 0.5).pvalue, rel=1e-9)
     limit = stats.binomtest(7, 300, alternative="less").proportion_ci(0.95, method="exact").high
     assert share_upper_limit(7, 300, 0.95) == pytest.approx(limit, rel=1e-6)

@@ -215,6 +215,24 @@ def test_servers_give_the_same_rows(llm: LLM, folder: Path, monkeypatch: pytest.
             assert _numbers(served) == pytest.approx(_numbers(own), abs=1e-4)
 
 
+def test_a_pooling_server_gives_the_same_rows(embedder: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(rows_of([*KINDS, BOTH, "pictures/text.png", ""]))
+    load(monkeypatch, embedder)
+    more = ["--runner", "pooling", "--convert", "embed", "--max-model-len", "400", "--dtype", "float32"]
+    with LiveServer(folder, *more) as server:
+        for name, places in {"embedded": (), "served": ("--url", server.url)}.items():
+            assert run("embed", file, *places, "--output", f"{name}.jsonl") == 1
+    for own, served in zip(lines("embedded.jsonl"), lines("served.jsonl"), strict=True):
+        assert own.keys() == served.keys() and own["num_prompt_tokens"] == served["num_prompt_tokens"]
+        assert _numbers(served) == pytest.approx(_numbers(own), abs=1e-4)
+    assert "PNG" in served_error(lines("served.jsonl")[4]) and lines("served.jsonl")[5]["num_prompt_tokens"]
+
+
+def served_error(row: dict[str, Any]) -> str:
+    assert row.get("embedding") is None
+    return str(row["error"])
+
+
 def _numbers(value: Any) -> list[float]:
     if isinstance(value, dict):
         return [number for each in value.values() for number in _numbers(each)]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from preloaded import FORKED
 from ray_cluster import actor_pids, kill_an_actor_at_first_part
 from tiny_llm import make_tiny_llm, make_tiny_model
 
@@ -98,11 +99,21 @@ def test_an_actor_killed_in_the_middle(
     assert f"1 of {NUM_TEXTS} texts failed" in capsys.readouterr().err
 
 
+def test_a_stage_killed_in_the_middle(model: Path, ray_cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine ends with it, and another is started."""
+    killed = kill_an_actor_at_first_part(monkeypatch, "ray::_WorkerActor")
+    stages = ["--replicas", "1", "--replica-cpus", "1", "--pipeline-parallel-size", "2"]
+    assert main(on_ray(model, "staged", *stages, "--distributed-executor-backend", "ray")) == 1
+    assert killed and killed[0] not in actor_pids("ray::_WorkerActor")
+    assert joined("staged") == Path("whole.jsonl").read_bytes()
+    assert len(list(Path("staged").iterdir())) == NUM_PARTS
+
+
 def test_killed_itself_and_resumed(model: Path, ray_cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
     import pyarrow.parquet as pq
 
     parquet = ["--output-format", "parquet"]
-    command = [sys.executable, "-c", KILLED_RUN, "7", str(BATCH_ROWS), *on_ray(model, "stopped", *parquet)]
+    command = [sys.executable, "-c", FORKED + KILLED_RUN, "7", str(BATCH_ROWS), *on_ray(model, "stopped", *parquet)]
     environment = {**os.environ, "RAY_ADDRESS": ray_cluster}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == -signal.SIGKILL, result.stderr

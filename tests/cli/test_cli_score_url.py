@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from live_server import LiveServer
+from preloaded import FORKED
 from scripted_server import Request, ScriptedServer, answer, refusal
 from tiny_llm import make_tiny_llm, make_tiny_model
 
@@ -160,7 +161,7 @@ def test_killed_at_random_points_and_resumed_until_done(
     size = Path("offline.jsonl").stat().st_size
 
     def run(num_bytes: int, num_answers: int) -> int:
-        command = [sys.executable, "-c", KILLED_RUN, str(num_bytes), str(num_answers)]
+        command = [sys.executable, "-c", FORKED + KILLED_RUN, str(num_bytes), str(num_answers)]
         command += arguments("o.jsonl", "--url", live.url, "--resume", "--concurrency", "5")
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
         assert result.returncode == -signal.SIGKILL or "1 of 61 texts failed" in result.stderr, result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,15 @@ import torch
 import torch.distributed as dist
 
 from vllm.distributed.communicator import Communicator, PeerLostError
-from vllm.distributed.stages import Stage, StageEnds, connect_ends, layers_as_asked, make_ends, split_layers
+from vllm.distributed.stages import (
+    ModelSizes,
+    Stage,
+    StageEnds,
+    connect_ends,
+    layers_as_asked,
+    make_ends,
+    split_layers,
+)
 
 
 def test_rows_arrive_in_order_and_unchanged():
@@ -77,26 +86,57 @@ def test_stages_of_several_machines_find_each_other():
         each.close()
 
 
+LAYERS = [50, 10, 40, 40, 20, 90, 30]
+
+
+def splits(size: int) -> list[list[range]]:
+    """Every way to share LAYERS out."""
+    bounds = [(0, *inner, 7) for inner in itertools.combinations(range(1, 7), size - 1)]
+    return [[range(*each) for each in itertools.pairwise(own)] for own in bounds]
+
+
+def seconds(split: list[range], head: int) -> float:
+    """The slowest stage's, in bytes."""
+    return max(sum(LAYERS[layer] for layer in own) + (head / 2 if own.stop == 7 else 0) for own in split)
+
+
+def fullness(split: list[range], cache: int, embedding: int, head: int, rooms: tuple[float, ...]) -> float:
+    needed = [sum(LAYERS[layer] + cache for layer in own) for own in split]
+    needed[0] += embedding
+    needed[-1] += head
+    return max(own / room for own, room in zip(needed, rooms, strict=True))
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize(("first", "last"), [(0, 0), (9, 0), (0, 20), (7, 7)])
-def test_the_largest_stage_is_as_small_as_it_can_be(size, first, last):
-    layers = [5, 1, 4, 4, 2, 9, 3]
+@pytest.mark.parametrize("head", [0, 70, 200])
+def test_the_slowest_stage_is_as_fast_as_it_can_be(size: int, head: int) -> None:
+    split = split_layers(ModelSizes(LAYERS, [5] * 7, 90, head), size)
+    assert seconds(split, head) == min(seconds(each, head) for each in splits(size))
+    assert [layer for own in split for layer in own] == list(range(7))
 
-    def largest(bounds):
-        sums = [sum(layers[begin:end]) for begin, end in itertools.pairwise(bounds)]
-        sums[0] += first
-        sums[-1] += last
-        return max(sums)
 
-    every = [(0, *inner, 7) for inner in itertools.combinations(range(1, 7), size - 1)]
-    stages = split_layers(layers, first, last, size)
-    assert largest([0, *(each.stop for each in stages)]) == min(map(largest, every))
-    assert [index for stage in stages for index in stage] == list(range(7))
+@pytest.mark.parametrize("rooms", [(400, 100, 300), (150, 500, 200), (100, 100, 100), (90, 600, math.inf)])
+def test_stages_have_room_for_what_is_theirs(rooms: tuple[float, ...]) -> None:
+    parts = {"cache": 5, "embedding": 30, "head": 40}
+    split = split_layers(ModelSizes(LAYERS, [5] * 7, 30, 40), 3, rooms)
+    fitting = [each for each in splits(3) if fullness(each, rooms=rooms, **parts) <= 1]
+    if fitting:
+        assert split in fitting and seconds(split, 40) == min(seconds(each, 40) for each in fitting)
+    else:
+        assert fullness(split, rooms=rooms, **parts) == min(fullness(each, rooms=rooms, **parts) for each in splits(3))
+
+
+def test_layers_that_go_together() -> None:
+    sizes = ModelSizes([1] * 6, [0] * 6, 0, 0, num_of_first=4)
+    assert split_layers(sizes, 2) == [range(4), range(4, 6)]
+    assert split_layers(sizes, 3) == [range(4), range(4, 5), range(5, 6)]
+    with pytest.raises(ValueError, match="pipeline_parallel_size=4: the first 4 of the model's 6 layers go together"):
+        split_layers(sizes, 4)
 
 
 def test_more_stages_than_layers():
     with pytest.raises(ValueError, match="pipeline_parallel_size=3 exceeds the model's 2 layers"):
-        split_layers([1, 1], 0, 0, 3)
+        split_layers(ModelSizes([1, 1], [0, 0], 0, 0), 3)
 
 
 def test_layers_by_their_numbers():

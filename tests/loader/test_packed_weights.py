@@ -19,6 +19,7 @@ import pytest
 import torch
 from models_util import load_model, make_random_model
 from packed_starts import files, is_mapped, needs_kernels, packed, state  # noqa: F401 - a fixture
+from preloaded import FORKED
 
 from vllm import LLM, SamplingParams
 from vllm.layers.weight_update import held_tensors
@@ -243,7 +244,7 @@ def test_a_killed_writer_leaves_nothing_that_is_used(model: Path, packed: Path, 
         from pathlib import Path
         load_model(Path({str(model)!r}))
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", FORKED + textwrap.dedent(code)], capture_output=True, timeout=120)
     assert done.returncode == -9
     assert not files(packed) and list(packed.glob("*.part"))
     served, _ = load_model(model)
@@ -435,7 +436,7 @@ def test_processes_share_memory(model: Path, packed: Path) -> None:  # noqa: F81
         print("ready", flush=True)
         sys.stdin.readline()
     """
-    command = [sys.executable, "-c", textwrap.dedent(code)]
+    command = [sys.executable, "-c", FORKED + textwrap.dedent(code)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     processes = [subprocess.Popen(command, **pipes) for _ in range(2)]
     try:

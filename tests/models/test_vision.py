@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import io
 import re
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +18,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from tiny_vision import FAMILIES, Reference, draw, make_vision_model
+from tiny_vision import FAMILIES, QWEN_IMAGES, WITH_TIMM, WITH_TORCHVISION, Reference, draw, make_vision_model
+from with_torchvision import FOLDER
 
 from vllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
 from vllm.entrypoints import async_llm
@@ -98,7 +103,11 @@ def test_readings_equal_transformers(name: str, tmp_path: Path) -> None:
     ]
     # The second call's prefixes come from the cache, the first one's are cut within pictures.
     # PaliGemma's prompts are computed in one step, and Gemma 4's pictures, which have 70 tokens.
-    llm = tiny.llm(max_num_batched_tokens=160 if name.startswith(("paligemma", "gemma4")) else 32)
+    # DeepSeek-OCR 2's have at least 257.
+    llm = tiny.llm(
+        max_num_batched_tokens=160 if name.startswith(("paligemma", "gemma4", "deepseek_ocr2")) else 32,
+        max_model_len=2000 if name == "deepseek_ocr2" else 400,
+    )
     for _ in range(2):
         for prompt, output in zip(prompts, generate(llm, prompts), strict=True):
             check(tiny, prompt, output)
@@ -108,6 +117,20 @@ def test_readings_equal_transformers(name: str, tmp_path: Path) -> None:
     check(tiny, other, outputs[1])
     readings = [np.array([out.outputs[0].logprobs[0][token].logprob for token in IDS]) for out in outputs]
     assert abs(readings[0] - readings[1]).max() > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("families", [WITH_TORCHVISION, WITH_TIMM], ids=["torchvision", "timm"])
+def test_readings_of_families_that_need_more(families: dict[str, Any]) -> None:
+    if families.keys() <= FAMILIES.keys():
+        pytest.skip("they are in the table")
+    if families is WITH_TIMM and not FOLDER.is_dir():
+        pytest.skip(f"no timm in {FOLDER.name}: make test installs it")
+    script = str(Path(__file__).parents[1] / "support/with_torchvision.py")
+    selected = [f"{__file__}::test_readings_equal_transformers[{name}]" for name in families]
+    # transformers looks for the packages once a process.
+    command = [sys.executable, script, "-q", "-p", "no:cacheprovider", *selected]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and f"{len(families)} passed" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +251,28 @@ def test_rows_that_were_dropped_are_made_again(qwen: Tiny) -> None:
     assert not rows._cache._rows, "rows of pictures that nobody shows are kept beyond the bound"
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("qwen2_5_vl", "float32"),
+        *((name, "bfloat16") for name in FAMILIES if FAMILIES[name].image_processor[1] is QWEN_IMAGES),
+    ],
+)
+def test_pictures_of_a_run_have_no_other_bits(name: str, dtype: str, tmp_path: Path) -> None:
+    if pack_linear(torch.ones(2, 2), None).layout == "plain":
+        pytest.skip("the C++ kernels are not built")
+    llm = make_tiny(name, tmp_path).llm(dtype=dtype)
+    tower = picture_guests(llm)[1].tower
+    pictures = [*PICTURES, *(draw(16 + 8 * seed, 40, seed) for seed in range(20))]
+    given = GivenImages(tuple(pictures), (None,) * len(pictures), {})
+    made = [each.values for each in llm.llm_engine.input_processor.pictures.process(given)]
+    runs = list(tower.runs(made))
+    assert [number for run in runs for number in run] == list(range(len(made))) and 1 < len(runs) < len(made)
+    for run in runs:
+        together = tower.encode_together([made[number] for number in run])
+        assert torch.equal(together, torch.cat([tower.encode(made[number]) for number in run]))
+
+
 @pytest.mark.parametrize("kept_rows", [0, 50, 10**6])
 def test_a_step_encodes_a_bounded_number_of_rows(qwen: Tiny, kept_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "ROWS_OF_A_STEP", 70)
@@ -235,18 +280,18 @@ def test_a_step_encodes_a_bounded_number_of_rows(qwen: Tiny, kept_rows: int, mon
     turns, rows = picture_guests(llm)
     turns._max_kept_rows = kept_rows
     steps: list[list[int]] = []
-    encode, before = rows.tower.encode, rows.before_forward
+    encode, before = rows.tower.encode_together, rows.before_forward
 
-    def counted(values: Any) -> torch.Tensor:
-        found = encode(values)
-        steps[-1].append(len(found))
+    def counted(pictures: Any) -> torch.Tensor:
+        found = encode(pictures)
+        steps[-1] += [len(found), *[0] * (len(pictures) - 1)]
         return found
 
     def begun(*args: Any) -> None:
         steps.append([])
         before(*args)
 
-    monkeypatch.setattr(rows.tower, "encode", counted)
+    monkeypatch.setattr(rows.tower, "encode_together", counted)
     monkeypatch.setattr(llm.llm_engine.engine_core.executor.worker.model_runner, "_before_forward", (begun,))
     prompts = [qwen.prompt(f"{{}} {n} {{}}", draw(40, 30, n), draw(64, 24, n + 10)) for n in range(4)]
     prompts += [qwen.prompt("and {}", draw(64, 24, 11))]
@@ -404,7 +449,7 @@ def test_a_request_crosses_processes(qwen: Tiny) -> None:
 
 def test_the_document_names_what_is_tried() -> None:
     rows = re.findall(r"^\| .* \| `([a-z0-9_]+)` \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(rows) == sorted(FAMILIES)
+    assert sorted(rows) == sorted({**FAMILIES, **WITH_TORCHVISION, **WITH_TIMM})
 
 
 def test_weights_sleep_and_change(llava: Tiny, tmp_path: Path) -> None:
@@ -457,6 +502,113 @@ def test_pooled_vectors_equal_transformers(qwen: Tiny) -> None:
         hidden = qwen.reference.model.base_model(input_ids=torch.tensor([ids]), **values).last_hidden_state[0, -1]
         want = torch.nn.functional.normalize(hidden, dim=0).numpy()
         np.testing.assert_allclose(output.outputs.embedding, want, atol=TOLERANCE)
+
+
+@torch.no_grad()
+def rows_of(tiny: Tiny, picture: Any) -> dict[str, torch.Tensor]:
+    """What the reference's tower makes of a picture, as upstream's callers pass it."""
+    _, values = tiny.reference.processed(FAMILIES[tiny.name].placeholder, [picture])
+    known = {name: values[name] for name in ("pixel_values", "image_grid_thw") if name in values}
+    found = tiny.reference.model.base_model.get_image_features(**known, return_dict=True)
+    parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+    given = {"image_embeds": torch.cat([torch.cat(list(part)) for part in parts], dim=1)}
+    return given | {name: value for name, value in known.items() if name == "image_grid_thw"}
+
+
+@pytest.mark.parametrize("name", ["qwen", "llava"])
+def test_rows_in_place_of_pictures(name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny: Tiny = request.getfixturevalue(name)
+    llm = tiny.llm(enable_mm_embeds=True, max_num_batched_tokens=32)
+    given = [rows_of(tiny, picture) for picture in PICTURES]
+    encode = picture_guests(llm)[1].tower.whole.get_image_features
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        picture_guests(llm)[1].tower.whole, "get_image_features", lambda **all_: seen.append(encode(**all_)) or seen[-1]
+    )
+    texts = ["look {} here", "{} and {}, then {}: which"]
+    prompts = [tiny.prompt(texts[0], given[1]), tiny.prompt(texts[1], *given)]
+    joined = {key: torch.cat([each[key] for each in given]) for key in given[0]}
+    if name == "qwen":
+        prompts.append({**prompts[1], "multi_modal_data": {"image": joined}})
+    else:
+        stacked = torch.stack([each["image_embeds"] for each in given])
+        prompts.append({**prompts[1], "multi_modal_data": {"image": {"image_embeds": stacked}}})
+    wanted = [tiny.prompt(texts[0], PICTURES[1]), *[tiny.prompt(texts[1], *PICTURES)] * 2]
+    for prompt, output in zip(wanted, generate(llm, prompts), strict=True):
+        check(tiny, prompt, output)
+    assert not seen, "the tower was run"
+    mixed = tiny.prompt("{} or {}", given[0], PICTURES[1])
+    check(tiny, tiny.prompt("{} or {}", *PICTURES[:2]), generate(llm, [mixed])[0])
+    assert len(seen) == 1
+    part: Any = {key: saved(value) for key, value in given[0].items()}
+    loaded = llm.llm_engine.input_processor.pictures.process(GivenImages((part,), (None,), {}))
+    assert torch.equal(loaded[0].values["image_embeds"], given[0]["image_embeds"])
+
+
+def saved(tensor: torch.Tensor) -> str:
+    buffer = io.BytesIO()
+    torch.save(tensor, buffer)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+@pytest.fixture(scope="module")
+def taking_rows(qwen: Tiny) -> LLM:
+    return qwen.llm(enable_mm_embeds=True)
+
+
+GRID = torch.tensor([[1, 4, 4]])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"image_embeds": torch.zeros(4, 95), "image_grid_thw": GRID}, "rows of 96 values.*got .4, 95."),
+        ({"image_embeds": torch.zeros(4, 96)}, "needs image_grid_thw: the model's processor says image_grid_thw"),
+        ({"image_embeds": torch.zeros(5, 96), "image_grid_thw": GRID}, "has 5 rows.* puts 4 tokens"),
+        ({"image_embeds": torch.zeros(4, 96), "image_grid_thw": GRID * 1000}, "4 rows, too few for a picture"),
+        ({"image_embeds": torch.zeros(4, 96), "image_grid_thw": -GRID}, "image_grid_thw must be integers from 0 on"),
+        ({"image_embeds": torch.zeros(4, 96), "image_grid_thw": GRID, "size": GRID}, "an unknown field 'size'"),
+        ({"image_embeds": torch.zeros(4, 96), "image_grid_thw": GRID[:, :2]}, "not enough|must|has 4 rows"),
+        ({"image_embeds": torch.full((4, 96), torch.nan), "image_grid_thw": GRID}, "not finite"),
+        ({"image_embeds": torch.zeros(4, 96).int(), "image_grid_thw": GRID}, "of floats, got torch.int32"),
+        ({"image_embeds": "AAAA", "image_grid_thw": GRID}, "no zip archive"),
+        ({"image_embeds": saved(torch.zeros(1 << 20)), "image_grid_thw": GRID}, "letters of base64"),
+        ({"image_embeds": torch.zeros(5, 96), "image_grid_thw": GRID.repeat(2, 1)}, "image_grid_thw must be integers"),
+        ({"image_grid_thw": GRID}, "image_embeds is required"),
+    ],
+)  # fmt: skip
+def test_rows_that_are_refused(qwen: Tiny, taking_rows: LLM, given: Any, message: str) -> None:
+    with pytest.raises(VLLMValidationError, match=message):
+        generate(taking_rows, [qwen.prompt("{}", given)])
+    generate(taking_rows, ["fine"])
+
+
+def test_rows_in_conversations(qwen: Tiny, taking_rows: LLM) -> None:
+    given = rows_of(qwen, PICTURES[0])
+    encoded = {key: saved(value) for key, value in given.items()}
+    template = (
+        "{% for part in messages[0].content %}{% if part.type == 'image' %}" + FAMILIES[qwen.name].placeholder
+        + "{% else %}{{ part.text }}{% endif %}{% endfor %}"
+    )  # fmt: skip
+    for value in (given, encoded):
+        parts = [{"type": "image_embeds", "image_embeds": value}, {"type": "text", "text": " is"}]
+        (output,) = taking_rows.chat(
+            [{"role": "user", "content": parts}], reading(), chat_template=template, use_tqdm=False
+        )
+        check(qwen, qwen.prompt("{} is", PICTURES[0]), output)
+    part = {"type": "image_embeds", "image_embeds": {**encoded, "image_grid_thw": "x"}}
+    with pytest.raises(VLLMValidationError, match="image_embeds: image_grid_thw is not base64"):
+        taking_rows.chat([{"role": "user", "content": [part]}], reading(), chat_template=template, use_tqdm=False)
+
+
+def test_rows_are_refused_unless_they_are_asked_for(limited: LLM, llava: Tiny, tmp_path: Path) -> None:
+    given = {"image_embeds": torch.zeros(16, 32)}
+    with pytest.raises(
+        VLLMValidationError, match="multi_modal_data: image_embeds are not taken.*enable_mm_embeds=True"
+    ):
+        generate(limited, [llava.prompt("{}", given)])
+    with pytest.raises(ValueError, match="enable_mm_embeds=True is for a model that reads pictures"):
+        llava.llm(enable_mm_embeds=True, language_model_only=True)
 
 
 def test_pictures_are_processed_side_by_side(llava: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tiny_pairs import KINDS, make_pair, reference
 from tiny_vision import draw
 
 from vllm import LLM, PoolingParams
+from vllm.config.checkpoint.sentence_transformers import named_prompts
 from vllm.exceptions import VLLMValidationError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -53,6 +55,32 @@ def test_vectors_equal_transformers(kind: str, tmp_path: Path) -> None:
     fresh = LLM(str(tmp_path), dtype="float32", runner="pooling")
     for item, vector in zip(items, together, strict=True):
         assert embed(fresh, [item])[0].tolist() == vector.tolist()
+
+
+@pytest.mark.parametrize("ends", [[], ["Normalize"], ["Dense"]])
+def test_sentence_transformers_folders(ends: list[str], tmp_path: Path) -> None:
+    """Their authors' model is in the folder of its module, and is normalised only where a module does so."""
+    folder = tmp_path / "published"
+    made = make_pair("clip", folder / "0_CLIPModel")
+    kinds = ["CLIPModel", *ends]
+    modules = [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    if ends == ["Dense"]:
+        (folder / "1_Dense").mkdir()
+        (folder / "1_Dense/config.json").write_text(json.dumps({"in_features": 20, "out_features": 20}))
+        with pytest.raises(ValueError, match=r"modules.json: only Normalize is supported after a CLIPModel"):
+            LLM(str(folder), runner="pooling")
+        return
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "red "}}))
+    llm = LLM(str(folder), dtype="float32", runner="pooling")
+    items = [TEXTS[0], PICTURES[0]]
+    want = np.array([reference(*made, item) for item in items])
+    want /= np.linalg.norm(want, axis=1, keepdims=True) if ends else 1
+    np.testing.assert_allclose(embed(llm, items), want, atol=TOLERANCE)
+    assert named_prompts(Path(llm.llm_engine.model_config.path)) == {"query": "red "}
 
 
 def test_new_weights_count_for_texts_and_pictures(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import emulated
 import pytest
 import torch
 from layouts import needs_float16, needs_kernels, needs_tiles
+from preloaded import FORKED
 from test_tile_products import PRODUCTS, rows_of
 from torch import Tensor
 
@@ -101,5 +102,5 @@ _dispatch.LIBRARY = Path({str(library)!r})
 from test_emulated_levels import {products.__name__}
 torch.save({products.__name__}(), {str(tmp_path / "products.pt")!r})
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", FORKED + code], check=True)
     assert torch.equal(products(), torch.load(tmp_path / "products.pt"))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from layouts import needs_kernels, needs_tiles
+from preloaded import FORKED
 from test_emulated_levels import library
 from test_latent_attention import make_batch as make_latent_batch
 from test_packed_attention import starts_of
@@ -78,5 +79,5 @@ _dispatch.LIBRARY = Path({str(library)!r})
 from test_tile_attention import attended
 torch.save(attended(), {str(tmp_path / "attended.pt")!r})
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", FORKED + code], check=True)
     assert torch.equal(attended(), torch.load(tmp_path / "attended.pt"))

@@ -12,17 +12,12 @@ from pathlib import Path
 import httpx
 import pytest
 from live_server import LiveServer
-from processes import is_running
-from tiny_llm import make_tiny_llm, make_tiny_model
+from processes import children, is_running
+from tiny_llm import make_tiny_llm
 
 from vllm import SamplingParams
 
 _NOTICE_SECONDS = 10.0
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture
@@ -34,8 +29,8 @@ def server(folder: Path) -> Iterator[LiveServer]:
 
 def worker_pid(server: LiveServer) -> int:
     (core,) = server.core_pids
-    (worker,) = Path(f"/proc/{core}/task/{core}/children").read_text().split()
-    return int(worker)
+    (worker,) = children(core)
+    return worker
 
 
 def complete(server: LiveServer) -> httpx.Response:

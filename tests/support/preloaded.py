@@ -1,10 +1,10 @@
 """Processes of Python that are forked from one which has imported torch, instead of importing it anew.
 
-Servers, engine cores and workers of the tests start so, which saves each two seconds of computing. `install` replaces
-`subprocess.Popen` for `python -m` with _MODULES, and for `python -c` with code that begins with FORKED. Their processes
-are what fresh interpreters would be: children of their starter, with the environment, folder, descriptors, signals and
-process group that `Popen` was asked for. Commands of other kinds, and of an environment that libraries read when they
-are imported, are fresh ones.
+Commands, engine cores, workers and readers of the tests start so, which saves each two seconds of computing. `install`
+replaces `subprocess.Popen` for `python -m` with _MODULES, for `python -c` with code that begins with FORKED, and for
+programs in _FOLDERS, also in what was forked. Their processes are what fresh interpreters would be: children of their
+starter, with the environment, folder, descriptors, signals, limits, cores and process group that `Popen` was asked for.
+Commands of other kinds, and of an environment that libraries read when they are imported, are fresh ones.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import inspect
 import io
 import os
 import pickle
+import resource
 import runpy
 import signal
 import socket
@@ -27,14 +28,19 @@ import threading
 import time
 import types
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TextIO, TypedDict
 
-from processes import SPARE, set_name
+from processes import SPARE, end_with_parent, set_name
 
 FORKED = "# forked\n"
-_SERVERS = (("-m", "vllm.cli.main", "serve"), ("-m", "vllm.entrypoints.openai.api_server"))
-_CORE = ("-m", "vllm.v1.engine")
-_MODULES = (*_SERVERS, _CORE, ("-m", "vllm.v1.executor"), ("-c", FORKED))
+_WORKER = "vllm.v1.executor"
+_MODULES = (
+    *("vllm.cli.main", "vllm.entrypoints.openai.api_server", "vllm.v1.engine", _WORKER),
+    *("vllm.auditing.reader", "vllm.auditing.second_reader"),
+)
+_OPTIONS = ("-m", "-c")
+_FOLDERS = tuple(str(Path(__file__).parents[2] / each) for each in ("examples", "benchmarks"))
 # Imports of those: libraries, and modules of this package, which read the logger's variables alone at once.
 _IMPORTED = (
     *("vllm", "torch", "httptools", "uvloop", "uvicorn.protocols.http.httptools_impl", "safetensors.torch"),
@@ -45,7 +51,7 @@ _IMPORTED = (
 )
 # Variables that interpreters and libraries read at once.
 _READ_EARLY = ("HF_", "TRANSFORMERS_", "PYTHON", "PYTORCH_", "TORCH_", "OMP_", "MKL_", "KMP_", "LC_", "LANG", "LD_")
-_SUBREAPER, _NUM_BYTES, _HIGH, _SECONDS = 36, 1 << 20, 256, 180.0
+_SUBREAPER, _NUM_BYTES, _HIGH, _SECONDS, _NUM_LIMITS = 36, 1 << 20, 256, 180.0, 16
 _NAME = "python"
 _libc = ctypes.CDLL(None)
 
@@ -57,6 +63,8 @@ class _Request(TypedDict):
     targets: list[int]  # the number that each descriptor beside the request shall have
     group: int | None  # the process group; None = a session of its own
     blocked: list[int]  # signals
+    cores: set[int]
+    limits: list[tuple[int, int]]  # by resource
     prepare: Callable[[], None] | None
 
 
@@ -76,7 +84,7 @@ def install() -> None:
             atexit.register(_end, process, ours)
         return sources[0]
 
-    fresh = _replace_popen(_MODULES, source)
+    fresh = _replace_popen(source)
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
@@ -88,8 +96,8 @@ def _pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def _replace_popen(modules: tuple[tuple[str, ...], ...], source: Callable[[], socket.socket | None]) -> Any:
-    """Send commands to whom `source` names, if anybody. The class that starts all others."""
+def _replace_popen(source: Callable[[], socket.socket]) -> Any:
+    """Send commands to the process that `source` names. The class that starts all others."""
     fresh: Any = subprocess.Popen
     signature = inspect.signature(fresh._execute_child)
     lock = threading.Lock()
@@ -100,16 +108,16 @@ def _replace_popen(modules: tuple[tuple[str, ...], ...], source: Callable[[], so
             asked = signature.bind(self, *arguments).arguments
             command, environment = asked["args"], os.environ if asked["env"] is None else asked["env"]
             with lock:
-                taken = (
+                if not (
                     isinstance(command, list)
                     and command[0] == sys.executable
-                    and _begins(command[1:], modules)
+                    and _is_forked(command[1:])
+                    and asked["preexec_fn"] in (None, end_with_parent)
                     and _read_early(environment) == before
-                )
-                connection = source() if taken else None
-                if connection is None:
+                ):
                     super()._execute_child(*arguments)
                     return
+                connection = source()
                 standard = [asked["p2cread"], asked["c2pwrite"], asked["errwrite"]]
                 standard = [number if each == -1 else each for number, each in enumerate(standard)]
                 passed = list(asked["pass_fds"])
@@ -120,6 +128,8 @@ def _replace_popen(modules: tuple[tuple[str, ...], ...], source: Callable[[], so
                     "targets": [0, 1, 2, *passed],
                     "group": None if asked.get("start_new_session") else os.getpgid(0),
                     "blocked": [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+                    "cores": os.sched_getaffinity(0),
+                    "limits": [resource.getrlimit(each) for each in range(_NUM_LIMITS)],
                     "prepare": asked["preexec_fn"],
                 }
                 # Forked by a process between, whose end makes it a child of this one.
@@ -136,10 +146,11 @@ def _replace_popen(modules: tuple[tuple[str, ...], ...], source: Callable[[], so
     return fresh
 
 
-def _begins(arguments: list[str], beginnings: tuple[tuple[str, ...], ...]) -> bool:
-    if arguments[:1] == ["-c"]:
-        return ("-c", FORKED) in beginnings and arguments[1].startswith(FORKED)
-    return any(tuple(arguments[: len(each)]) == each for each in beginnings)
+def _is_forked(arguments: list[Any]) -> bool:
+    kind, what, *_ = (*arguments, "", "")
+    if kind in _OPTIONS:
+        return what in _MODULES if kind == "-m" else what.startswith(FORKED)
+    return os.path.dirname(kind) in _FOLDERS
 
 
 def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
@@ -152,10 +163,6 @@ def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _serve(connection: socket.socket) -> _Request:
     """Fork a process for each request until the other end closes. Comes back in those processes alone."""
-    for each in _IMPORTED:
-        importlib.import_module(each)
-    gc.collect()
-    gc.freeze()
     while True:
         message, descriptors = _receive(connection)
         if not message:
@@ -178,14 +185,15 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _spare() -> _Request | None:
-    """A server's first core, forked before the server is anything. Comes back in both: with a request in the core."""
+    """Fork the process that this one's children are forked from, before this one is anything. Comes back in both, and
+    with a request in the children."""
     ours, theirs = _pair()
+    ours.settimeout(_SECONDS)
     set_name(SPARE)
     if os.fork():
         set_name(_NAME)
         theirs.close()
-        left = [ours]
-        _replace_popen((_CORE,), lambda: left.pop() if left else None)
+        _replace_popen(lambda: ours)
         return None
     ours.close()
     for each in (signal.SIGINT, signal.SIGTERM):
@@ -193,10 +201,10 @@ def _spare() -> _Request | None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nowhere, number)
-    message, descriptors = _receive(theirs)
-    if not message:
-        os._exit(0)
-    return _become(message, descriptors, theirs)
+    number = theirs.fileno()
+    os.closerange(3, number)
+    os.closerange(number + 1, _HIGH)
+    return _serve(theirs)
 
 
 def _become(message: bytes, descriptors: list[int], connection: socket.socket) -> _Request:
@@ -206,7 +214,7 @@ def _become(message: bytes, descriptors: list[int], connection: socket.socket) -
     )
     os.closerange(3, _HIGH)
     folder = os.path.dirname(__file__)
-    own = {folder, *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    own = {folder, sys.path[0], *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     sys.path.insert(0, folder)
     request: _Request = pickle.loads(message)
     os.environ.clear()
@@ -214,7 +222,8 @@ def _become(message: bytes, descriptors: list[int], connection: socket.socket) -
     os.chdir(request["folder"])
     path = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     sys.path[:] = [request["folder"], *path, *(part for part in sys.path if part not in own)]
-    sys.argv[1:] = request["arguments"][2:]
+    kind, *others = request["arguments"]
+    sys.argv[1:] = others[kind in _OPTIONS :]
     for target, each in zip(request["targets"], descriptors, strict=True):
         os.dup2(each, target)
         os.close(each)
@@ -225,6 +234,9 @@ def _become(message: bytes, descriptors: list[int], connection: socket.socket) -
         os.setsid()
     elif os.getpgid(0) != request["group"]:
         os.setpgid(0, request["group"])
+    os.sched_setaffinity(0, request["cores"])
+    for number, limits in enumerate(request["limits"]):
+        resource.setrlimit(number, limits)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
@@ -245,16 +257,24 @@ def _writer(number: int, by_lines: bool, errors: str) -> TextIO:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    request = _serve(socket.socket(fileno=int(sys.argv[1])))
-    if _begins(request["arguments"], _SERVERS):
-        request = _spare() or request
+    for each in _IMPORTED:
+        importlib.import_module(each)
+    gc.collect()
+    gc.freeze()
+    request: _Request | None = _serve(socket.socket(fileno=int(sys.argv[1])))
+    # One for each generation: a child of a child has a child.
+    while request is not None:
+        kind, what, *_ = (*request["arguments"], "")
+        request = _spare() if what != _WORKER else None
     sys.modules["vllm.logger"].init_logger("vllm")
-    kind, what, *_ = request["arguments"]
     if kind == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)
-    else:
+    elif kind == "-c":
         sys.argv[0], sys.modules["__main__"] = kind, types.ModuleType("__main__")
         exec(compile(what, "<string>", "exec"), vars(sys.modules["__main__"]))
+    else:
+        sys.path[0] = os.path.dirname(kind)
+        runpy.run_path(kind, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 SPARE = "spare"
-"""The name of a process that may become a core; see preloaded.py."""
+"""The name of a process that others are forked from; see preloaded.py."""
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _libc = ctypes.CDLL(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import torch
 import transformers
 from architectures import ARCHITECTURES, fill_weights
 from hybrids import HYBRIDS
+from mixtures import MIXTURES
 from PIL import Image, ImageDraw
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -76,7 +78,7 @@ _QWEN = {
         "vision_start_token_id": "id:<|vision_start|>", "vision_end_token_id": "id:<|vision_end|>",
     },
 }  # fmt: skip
-_QWEN_IMAGES = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 3200}}
+QWEN_IMAGES = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 3200}}
 _QWEN_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 2, 1]}
 _QWEN3_TOWER = {
     "depth": 3, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32, "patch_size": 4,
@@ -121,7 +123,9 @@ _GEMMA_4_TOWER = {
     "num_key_value_heads": 2, "pooling_kernel_size": 2, "patch_size": 7, "position_embedding_size": 32,
 }  # fmt: skip
 _GLM = {
-    "tokens": ("<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>"),
+    "tokens": (
+        "<|begin_of_image|>", "<|end_of_image|>", "<|image|>", "<|video|>", "<|begin_of_video|>", "<|end_of_video|>",
+    ),
     "placeholder": "<|begin_of_image|><|image|><|end_of_image|>",
     "whole": {
         "image_token_id": "id:<|image|>", "video_token_id": "id:<|video|>",
@@ -144,19 +148,19 @@ FAMILIES: dict[str, VisionFamily] = {
         "qwen2_vl", {"rope_parameters": _QWEN_ROPE},
         {"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 32, "mlp_ratio": 2, "patch_size": 4,
          "spatial_merge_size": 2, "temporal_patch_size": 2},
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen2VLProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen2VLProcessor"},
         **_QWEN,
     ),
     "qwen2_5_vl": VisionFamily(
         "qwen2_5_vl", {"rope_parameters": _QWEN_ROPE},
         {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32, "patch_size": 4,
          "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16, "fullatt_block_indexes": [1]},
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen2_5_VLProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen2_5_VLProcessor"},
         **_QWEN,
     ),
     "qwen3_vl": VisionFamily(
         "qwen3_vl", {"head_dim": 8, "rope_parameters": _QWEN_ROPE}, _QWEN3_TOWER,
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
         **_QWEN,
     ),
     "qwen3_vl_moe": VisionFamily(
@@ -164,19 +168,19 @@ FAMILIES: dict[str, VisionFamily] = {
         {"head_dim": 8, "rope_parameters": _QWEN_ROPE, "num_experts": 4, "num_experts_per_tok": 2,
          "moe_intermediate_size": 16, "decoder_sparse_step": 1, "norm_topk_prob": True},
         _QWEN3_TOWER,
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
         **_QWEN,
     ),
     "qwen3_5": VisionFamily(
         "qwen3_5", HYBRIDS["qwen3_5"][1] | {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}},
         {key: value for key, value in _QWEN3_TOWER.items() if key != "deepstack_visual_indexes"},
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
         **_QWEN,
     ),
     "qwen3_5_moe": VisionFamily(
         "qwen3_5_moe", HYBRIDS["qwen3_5_moe"][1] | {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}},
         {key: value for key, value in _QWEN3_TOWER.items() if key != "deepstack_visual_indexes"},
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
         **_QWEN,
     ),
     "exaone4_5": VisionFamily(
@@ -184,7 +188,7 @@ FAMILIES: dict[str, VisionFamily] = {
         {"depth": 2, "hidden_size": 32, "num_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32,
          "out_hidden_size": 32, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16,
          "fullatt_block_indexes": [1]},
-        image_processor=("Qwen2VLImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Exaone4_5_Processor"},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Exaone4_5_Processor"},
         **_QWEN | {"whole": {key: _QWEN["whole"][key] for key in ("image_token_id", "video_token_id")}},
     ),
     "gemma3": VisionFamily(
@@ -321,17 +325,71 @@ FAMILIES: dict[str, VisionFamily] = {
         "glm4v_moe",
         {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}, "moe_intermediate_size": 16, "n_group": 1,
          "num_experts_per_tok": 2, "n_routed_experts": 4, "head_dim": 8},
-        _GLM_TOWER, image_processor=("Glm4vImageProcessor", _QWEN_IMAGES),
+        _GLM_TOWER, image_processor=("Glm4vImageProcessor", QWEN_IMAGES),
         processor={"processor_class": "Glm4vProcessor"}, **_GLM,
     ),
     "glm46v": VisionFamily(
         "glm46v", {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}, "model_type": "glm4v_text"},
-        _GLM_TOWER | {"model_type": "glm4v_vision"}, image_processor=("Glm46VImageProcessor", _QWEN_IMAGES),
+        _GLM_TOWER | {"model_type": "glm4v_vision"}, image_processor=("Glm46VImageProcessor", QWEN_IMAGES),
         processor={"processor_class": "Glm46VProcessor"}, **_GLM,
     ),
     "glm4v": VisionFamily(
         "glm4v", {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}}, _GLM_TOWER,
-        image_processor=("Glm4vImageProcessor", _QWEN_IMAGES), processor={"processor_class": "Glm4vProcessor"}, **_GLM,
+        image_processor=("Glm4vImageProcessor", QWEN_IMAGES), processor={"processor_class": "Glm4vProcessor"}, **_GLM,
+    ),
+    "hyperclovax_vision_v2": VisionFamily(
+        "hyperclovax_vision_v2", ARCHITECTURES["hyperclovax"][1] | {"model_type": "hyperclovax"},
+        {"model_type": "qwen2_5_vl_vision", "depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32,
+         "out_hidden_size": 32, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 16,
+         "fullatt_block_indexes": [1]},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES),
+        processor={"processor_class": "HyperCLOVAXVisionV2Processor"},
+        **_QWEN | {"whole": {key: _QWEN["whole"][key] for key in ("image_token_id", "video_token_id")}},
+    ),
+    "lfm3_vl": VisionFamily(
+        "lfm3_vl", HYBRIDS["lfm3"][1] | {"model_type": "lfm3"},
+        {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2},
+        image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Lfm3VlProcessor"},
+        **_QWEN | {"whole": _QWEN["whole"] | {"projector_hidden_size": 24}},
+    ),
+    "glm_ocr": VisionFamily(
+        "glm_ocr", {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}, "head_dim": 8}, _GLM_TOWER,
+        image_processor=("Glm46VImageProcessor", QWEN_IMAGES),
+        processor={"processor_class": "Glm46VProcessor"}, **_GLM,
+    ),
+    "paddleocr_vl": VisionFamily(
+        "paddleocr_vl", {"rope_parameters": _QWEN_ROPE, "head_dim": 8},
+        {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32,
+         "patch_size": 4, "spatial_merge_size": 2},
+        image_processor=("PaddleOCRVLImageProcessor", QWEN_IMAGES | {"temporal_patch_size": 1}),
+        processor={"processor_class": "PaddleOCRVLProcessor"},
+        tokenizer={"extra_special_tokens": {"image_token": "<|image_pad|>"}}, **_QWEN,
+    ),
+    "aria": VisionFamily(
+        "aria", MIXTURES["aria_text"][1] | {"model_type": "aria_text"},
+        # Its processor knows no other size.
+        _IDEFICS_TOWER | {"model_type": "idefics3_vision", "image_size": 980, "patch_size": 245}, ("<|img|>",),
+        "<|img|>", ("AriaImageProcessor", {}), {"processor_class": "AriaProcessor", "size_conversion": {980: 4}},
+        {"image_token_index": "id:<|img|>", "projector_patch_to_query_dict": {16: 4}},
+        {"extra_special_tokens": {"image_token": "<|img|>"}},
+    ),
+    "deepseek_ocr2": VisionFamily(
+        "deepseek_ocr2",
+        {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+         "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "routed_scaling_factor": 0.7,
+         "max_position_embeddings": 2048},
+        # It has tables for 12 x 12 and for 16 x 16 patches.
+        {"sam_config": {"hidden_size": 12, "output_channels": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+                        "image_size": 64, "patch_size": 1, "window_size": 4, "global_attn_indexes": [1],
+                        "mlp_dim": 16, "downsample_channels": [8, 24]},
+         "encoder_config": {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2,
+                            "num_attention_heads": 2, "num_key_value_heads": 2}},
+        ("<image>",), "<image>",
+        ("DeepseekOcr2ImageProcessor",
+         {"size": {"height": 64, "width": 64}, "tile_size": 48, "max_patches": 2}),
+        {"processor_class": "DeepseekOcr2Processor", "patch_size": 1, "downsample_ratio": 4},
+        {"image_token_id": "id:<image>"}, {"extra_special_tokens": {"image_token": "<image>"}},
     ),
     "aya_vision": VisionFamily(
         "aya_vision", {"model_type": "cohere2"} | ARCHITECTURES["cohere2"][1], _SIGLIP | {"vision_use_head": False},
@@ -341,6 +399,78 @@ FAMILIES: dict[str, VisionFamily] = {
         {"image_token_index": "id:<|IMG_PATCH|>", "downsample_factor": 2},
     ),
 }  # fmt: skip
+
+
+def _with_picture_outputs(model: Any) -> None:
+    """transformers' forward of Llama 4 asks its decoder's output for a field that this does not have."""
+    forward = model.language_model.forward
+
+    def forwarded(*args: Any, **kwargs: Any) -> Any:
+        found = forward(*args, **kwargs)
+        found.image_outputs = None
+        return found
+
+    model.language_model.forward = forwarded
+
+
+WITH_TORCHVISION: dict[str, VisionFamily] = {
+    "llama4": VisionFamily(
+        "llama4", MIXTURES["llama4"][1] | {"model_type": "llama4_text"},
+        {"hidden_size": 24, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "image_size": EDGE, "patch_size": 7, "vision_output_dim": 20, "projector_input_dim": 20,
+         "projector_output_dim": 20},
+        ("<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>"),
+        "<|image|>",
+        ("Llama4ImageProcessor", {"size": {"height": EDGE, "width": EDGE}, "max_patches": 4}),
+        {"processor_class": "Llama4Processor", "patch_size": 7},
+        {"image_token_index": "id:<|patch|>", "boi_token_index": "id:<|image_start|>",
+         "eoi_token_index": "id:<|image_end|>"},
+        prepare=_with_picture_outputs,
+    ),
+    "lfm2_vl": VisionFamily(
+        "lfm2_vl", HYBRIDS["lfm2"][1] | {"model_type": "lfm2"},
+        {"model_type": "siglip2_vision_model", "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "patch_size": 4, "num_patches": 16, "vision_use_head": False},
+        ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>",
+         *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 4) for column in range(1, 4))), "<image>",
+        ("Lfm2VlImageProcessor",
+         {"tile_size": 16, "min_image_tokens": 4, "max_image_tokens": 16, "max_tiles": 4, "encoder_patch_size": 4}),
+        {"processor_class": "Lfm2VlProcessor"}, {"image_token_id": "id:<image>", "projector_hidden_size": 24},
+    ),
+    "cohere2_vision": VisionFamily(
+        "cohere2_vision", ARCHITECTURES["cohere2"][1] | {"model_type": "cohere2"}, _SIGLIP | {"vision_use_head": False},
+        ("<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"), "<|IMG_PATCH|>",
+        ("Cohere2VisionImageProcessor", {"size": {"height": EDGE, "width": EDGE}, "max_patches": 4, "patch_size": 2}),
+        {"processor_class": "Cohere2VisionProcessor"},
+        {"image_token_id": "id:<|IMG_PATCH|>", "alignment_intermediate_size": 32},
+        {"extra_special_tokens": {"boi_token": "<|START_OF_IMG|>", "eoi_token": "<|END_OF_IMG|>",
+                                  "image_token": "<|IMG_PATCH|>", "img_line_break_token": "<|IMG_LINE_BREAK|>"}},
+    ),
+}  # fmt: skip
+"""Families whose picture processor is torchvision's alone; where that is missing, see with_torchvision.py."""
+if importlib.util.find_spec("torchvision") is not None:
+    FAMILIES |= WITH_TORCHVISION
+
+WITH_TIMM: dict[str, VisionFamily] = {
+    "gemma3n": VisionFamily(
+        "gemma3n", {"model_type": "gemma3n_text"} | ARCHITECTURES["gemma3n"][1],
+        {"architecture": "mobilenetv5_300m_enc", "hidden_size": 2048,
+         "model_args": {"channel_multiplier": 0.02, "msfa_output_resolution": 4}},
+        ("<image_soft_token>", "<start_of_image>", "<end_of_image>", "<audio>", "<boa>", "<eoa>"), "<image_soft_token>",
+        ("SiglipImageProcessor", {"size": {"height": 64, "width": 64}}),
+        {"processor_class": "Gemma3nProcessor", "image_seq_length": 16},
+        {"vision_soft_tokens_per_image": 16, "image_token_id": "id:<image_soft_token>",
+         "boi_token_id": "id:<start_of_image>", "eoi_token_id": "id:<end_of_image>", "audio_token_id": "id:<audio>",
+         "audio_config": {"hidden_size": 16, "conf_num_hidden_layers": 1, "conf_num_attention_heads": 2,
+                          "sscp_conv_channel_size": [8, 4]}},
+        {"extra_special_tokens": {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>",
+                                  "eoi_token": "<end_of_image>", "audio_token": "<audio>", "boa_token": "<boa>",
+                                  "eoa_token": "<eoa>"}},
+    ),
+}  # fmt: skip
+"""Families whose tower is timm's, which asks for torchvision itself."""
+if importlib.util.find_spec("timm") is not None:
+    FAMILIES |= WITH_TIMM
 
 
 def make_tokenizer(folder: Path, tokens: Sequence[str], options: dict[str, Any]) -> Any:
@@ -388,10 +518,14 @@ def make_vision_model(name: str, folder: Path, seed: int = 0) -> tuple[Any, Any]
     if family.prepare is not None:
         family.prepare(model)
     model.save_pretrained(folder)
-    kind, options = family.image_processor
-    getattr(transformers, kind + "Pil")(**options).save_pretrained(folder)
+    _image_processor(family).save_pretrained(folder)
     (folder / "processor_config.json").write_text(json.dumps(family.processor))
     return model, tokenizer
+
+
+def _image_processor(family: VisionFamily) -> Any:
+    kind, options = family.image_processor
+    return getattr(transformers, kind if family in WITH_TORCHVISION.values() else kind + "Pil")(**options)
 
 
 def _resolved(value: Any, tokenizer: Any) -> Any:
@@ -434,6 +568,8 @@ class Reference:
         data = self._processor(text=[text], images=list(pictures), return_tensors="pt")
         values = {key: value for key, value in data.items() if key in self._known}
         ids = values.pop("input_ids")[0].tolist()
+        if (pixels := values.get("pixel_values")) is not None:
+            values["pixel_values"] = pixels.float()  # Llama 4's are bfloat16
         return ids, {key: value for key, value in values.items() if key not in ("attention_mask", "labels")}
 
     @torch.no_grad()
@@ -468,25 +604,24 @@ def _real(name: str) -> Any:
 
 
 def _make_processor(family: VisionFamily, tokenizer: Any) -> Any:
-    kind, options = family.image_processor
-    return make_processor(getattr(transformers, kind + "Pil")(**options), tokenizer, family.processor)
+    return make_processor(_image_processor(family), tokenizer, family.processor)
 
 
 def make_processor(images: Any, tokenizer: Any, options: dict[str, Any]) -> Any:
     """transformers' processor with the options of a processor_config.json."""
     own = dict(options)
     found = _real(own.pop("processor_class"))
-    if "video_processor" not in found.get_attributes():
+    others = {part: None for part in found.get_attributes() if part not in ("image_processor", "tokenizer")}
+    if not others:
         return found(image_processor=images, tokenizer=tokenizer, **own)
 
-    class WithoutVideos(found):
+    class PicturesAlone(found):
         """transformers' processor of videos wants torchvision."""
 
         def check_argument_for_proper_class(self, name: str, argument: Any) -> None:
             return None
 
-    others = {part: None for part in found.get_attributes() if part not in ("image_processor", "tokenizer")}
-    return WithoutVideos(image_processor=images, tokenizer=tokenizer, **others, **own)
+    return PicturesAlone(image_processor=images, tokenizer=tokenizer, **others, **own)
 
 
 RETRIEVERS = {"ColQwen2": "qwen2_vl", "ColPali": "paligemma"}

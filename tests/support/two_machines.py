@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import heapq
 import json
+import math
 import os
 import random
 import select
@@ -48,10 +49,16 @@ class TwoMachines:
             self.close()
             pytest.skip("network namespaces cannot be joined here")
 
-    def link(self, delay_seconds: float = 0.0, loss: float = 0.0, is_cut: bool = False) -> None:
+    def link(
+        self,
+        delay_seconds: float = 0.0,
+        loss: float = 0.0,
+        is_cut: bool = False,
+        bytes_a_second: float = math.inf,
+    ) -> None:
         """Set what happens to packets from here on, in each direction."""
         assert self._wire.stdin is not None and self._wire.stdout is not None
-        self._wire.stdin.write(json.dumps([delay_seconds, loss, is_cut]) + "\n")
+        self._wire.stdin.write(json.dumps([delay_seconds, loss, is_cut, bytes_a_second]) + "\n")
         self._wire.stdin.flush()
         assert self._wire.stdout.readline() == "ready\n"
 
@@ -117,14 +124,16 @@ def _make(name: str, address: str, peer: str) -> int:
     _ip("link", "set", device, "netns", name)
     _ip("-n", name, "link", "set", "lo", "up")
     _ip("-n", name, "address", "add", address, "peer", peer, "dev", device)
-    _ip("-n", name, "link", "set", device, "up")
+    # Larger packets cost who passes them on less.
+    _ip("-n", name, "link", "set", device, "mtu", "9000", "up")
     return descriptor
 
 
 class _Wire:
     def __init__(self, ends: list[int]) -> None:
         self._other = {ends[0]: ends[1], ends[1]: ends[0]}
-        self._delay, self._loss, self._is_cut = 0.0, 0.0, False
+        self._delay, self._loss, self._is_cut, self._rate = 0.0, 0.0, False, math.inf
+        self._sent_at = dict.fromkeys(ends, 0.0)  # when the last packet for an end has left
         self._random = random.Random(0)
         self._under_way: list[tuple[float, int, int, bytes]] = []
         self._count = 0
@@ -143,7 +152,7 @@ class _Wire:
                     return
                 *lines, commands = (commands + received).split(b"\n")
                 for line in lines:
-                    self._delay, self._loss, self._is_cut = json.loads(line)
+                    self._delay, self._loss, self._is_cut, self._rate = json.loads(line)
                     print("ready", flush=True)
 
     def _take(self, end: int) -> None:
@@ -152,7 +161,10 @@ class _Wire:
                 if self._is_cut or self._random.random() < self._loss:
                     continue
                 self._count += 1
-                entry = (time.monotonic() + self._delay, self._count, self._other[end], packet)
+                other = self._other[end]
+                # One after another, each for as long as its bytes take.
+                self._sent_at[other] = max(time.monotonic(), self._sent_at[other]) + len(packet) / self._rate
+                entry = (self._sent_at[other] + self._delay, self._count, other, packet)
                 heapq.heappush(self._under_way, entry)
 
     def _deliver(self) -> float | None:

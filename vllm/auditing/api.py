@@ -22,6 +22,10 @@ def audit(
     labels: Sequence[str] | Sequence[int] | None = None,
     template: str | None = None,
     questions: str | Path | Sequence[dict[str, Any]] | None = None,
+    query: str | None = None,
+    rerank: bool = False,
+    query_field: str | None = None,
+    embed: bool = False,
     text_field: str | None = None,
     chunk_tokens: int | None = None,
     gold: str | Sequence[str] | None = None,
@@ -35,7 +39,8 @@ def audit(
 ) -> Audit:
     """How far other models' readings of the same rows are from a reference's, as `vllm audit` says it.
 
-    Labels are read if `labels` are given, decisions if `questions` are, and whole texts otherwise.
+    Labels are read if `labels` are given, decisions if `questions` are, scores of documents with `query` or `rerank`,
+    vectors with `embed`, and whole texts otherwise.
 
     Args:
         rows: a file (JSONL, CSV or Parquet), a folder of texts, or the rows themselves.
@@ -45,6 +50,9 @@ def audit(
         labels: texts, or token ids.
         template: the prompt, with {text} and other {fields}; backslash n is a line break.
         questions: a JSON file of questions, or the questions.
+        query: the query of all documents.
+        rerank: documents are scored, each for the query of its row, in `query_field` (None: "query").
+        embed: vectors of the texts are compared.
         text_field: the field of the text; None: "text".
         chunk_tokens: read texts in pieces of so many tokens, the second half of each, as llama.cpp does.
         gold: the field of known labels (None: "label", where it is there); of questions, QUESTION=FIELD.
@@ -63,13 +71,17 @@ def audit(
     """
     EngineArgs(**engine_args)
     listed = [candidates] if isinstance(candidates, str) else list(candidates)
-    if labels is not None and questions is not None:
-        raise VLLMValidationError("labels and questions exclude each other")
+    kind = _kind(
+        labels=labels is not None, questions=questions is not None, rerank=rerank or query is not None, embed=embed
+    )
     if labels is not None and not len(labels):
         raise VLLMValidationError("labels must not be empty", "labels", labels)
-    kind = "labels" if labels is not None else "questions" if questions is not None else "text"
+    args: dict[str, Any] = {"template": template, "chunk_tokens": chunk_tokens, "query_field": query_field}
+    for name, value in {**args, "gold": gold, "by": by or None}.items():
+        if value is not None and kind not in _KINDS_OF[name]:
+            raise VLLMValidationError(f"{name} has no meaning for {kind}", name, value)
     with tempfile.TemporaryDirectory() as folder:
-        args: dict[str, Any] = {"template": template, "limit": limit, "chunk_tokens": chunk_tokens}
+        args |= {"limit": limit, "query": query}
         if labels is not None:
             args["labels" if isinstance(labels[0], str) else "label_ids"] = list(labels)
         if questions is not None:
@@ -89,13 +101,27 @@ def audit(
             readings=kept,
             overwrite=overwrite,
             quiet=quiet,
-            args=args,
+            args={name: value for name, value in args.items() if value is not None},
             engine=engine_args,
         )
         try:
             return run(options)
         except CliError as error:
             raise VLLMValidationError(str(error)) from error
+
+
+_KINDS_OF = {
+    "template": ("labels",), "chunk_tokens": ("text",), "query_field": ("rerank",), "gold": ("labels", "questions"),
+    "by": ("labels", "questions"),
+}  # fmt: skip
+
+
+def _kind(**asked: bool) -> str:
+    """The kind that is asked, by name; "text" of none."""
+    found = [name for name, is_asked in asked.items() if is_asked]
+    if len(found) > 1:
+        raise VLLMValidationError(f"{' and '.join(found)} exclude each other")
+    return found[0] if found else "text"
 
 
 def _file(path: Path, questions: str | Path | Sequence[dict[str, Any]]) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,15 +23,15 @@ from vllm.auditing.label_tables import (
 )
 from vllm.auditing.models import ModelSpec
 from vllm.auditing.pooled_rows import embedding_statistics, ranking_statistics
-from vllm.auditing.reader import KINDS
 from vllm.auditing.readings import Reader, Readings
 from vllm.auditing.results import Audit, Candidate, Cost, MissingLabels
+from vllm.auditing.tasks import KINDS
 from vllm.auditing.text_rows import text_statistics, text_table
 from vllm.auditing.vocabularies import check_vocabularies
 from vllm.exceptions import CliError
 from vllm.scoring.decide.gold import gold_columns, option_index
 from vllm.scoring.decide.records import ANSWERS, QuestionSet
-from vllm.scoring.files import io_errors, write_atomically
+from vllm.scoring.files import io_errors, read_text
 from vllm.scoring.labels.records import GOLD_FIELD
 
 _FOLDER_ROWS = "rows.jsonl"
@@ -68,7 +69,8 @@ def run(options: Options) -> Audit:
         raise CliError("a server does not give whole vocabularies of texts: read labels (--labels) through it")
     if options.args.get("backend") is not None:
         _check_backend(options.args["backend"], [reference, *candidates])
-    folder = options.readings or Path(f"{options.rows.name.removesuffix(options.rows.suffix)}.audit")
+    given = Path(os.path.abspath(options.rows))
+    folder = options.readings or Path(f"{given.name.removesuffix(given.suffix)}.audit")
     rows = _rows_file(options.rows, folder, options.text_field)
     reader = Reader(
         folder, argparse.Namespace(**_task_args(options, rows)), KINDS[options.kind], options.overwrite, options.quiet
@@ -77,7 +79,7 @@ def run(options: Options) -> Audit:
         check_vocabularies(reference, candidates)
     known = reader.read(reference)
     found = [_candidate(options, known, reader.read(each, known)) for each in candidates]
-    result = Audit(options.rows.name, options.kind, Cost(**_cost(known, known.num_rows)), found)
+    result = Audit(given.name, options.kind, Cost(**_cost(known, known.num_rows)), found)
     if budget is not None:
         judged = decide(budget, found, known.num_rows - known.num_failed)
         result = dataclasses.replace(result, budget=judged)
@@ -89,33 +91,37 @@ def _check_backend(backend: str, models: list[ModelSpec]) -> None:
     for each in models:
         if each.url is not None:
             raise CliError(f"--backend {backend}: {each.name} is a server, which has engines of its own")
-        if each.adapter is not None:
-            raise CliError(
-                f"--backend {backend}: {each.name} has an adapter, which this process alone reads: leave --backend "
-                "out, or merge the adapter into a checkpoint"
-            )
 
 
 def _rows_file(path: Path, folder: Path, text_field: str) -> Path:
     """The file of rows: of a folder, one that is made of its texts, with their names in the field `file`."""
     if not path.is_dir():
         return path
-    files = sorted(each for each in path.rglob("*") if each.is_file() and each.suffix.lower() in _TEXT_SUFFIXES)
-    lines = []
-    for each in files:
-        with io_errors("read", each):
-            try:
-                row = {text_field: each.read_text(encoding="utf-8"), "file": str(each.relative_to(path))}
-            except UnicodeDecodeError as error:
-                raise CliError(f"{each}: not UTF-8 ({error.reason})") from None
-        lines.append(f"{json.dumps(row, ensure_ascii=False)}\n")
-    if not lines:
+    names = sorted(_text_files(path))
+    if not names:
         raise CliError(f"{path}: there are no .txt or .md files in it")
     with io_errors("make", folder):
         folder.mkdir(parents=True, exist_ok=True)
     made = folder / _FOLDER_ROWS
-    write_atomically(made, "".join(lines).encode())
+    part = made.with_name(f".{made.name}.{os.getpid()}.tmp")
+    try:
+        with io_errors("write", made), part.open("w", encoding="utf-8") as rows:
+            for name in names:
+                row = {text_field: read_text(path / name), "file": name}
+                rows.write(f"{json.dumps(row, ensure_ascii=False)}\n")
+        os.replace(part, made)
+    finally:
+        part.unlink(missing_ok=True)
     return made
+
+
+def _text_files(path: Path) -> Iterator[str]:
+    """Names relative to `path`; hidden files and folders have none."""
+    for folder, folders, files in os.walk(path):
+        folders[:] = [each for each in folders if not each.startswith(".")]
+        for name in files:
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in _TEXT_SUFFIXES:
+                yield os.path.relpath(os.path.join(folder, name), path)
 
 
 def _task_args(options: Options, rows: Path) -> dict[str, Any]:
@@ -125,7 +131,7 @@ def _task_args(options: Options, rows: Path) -> dict[str, Any]:
         "api_key", "timeout", "concurrency", "labels", "label_ids", "template", "template_file",
         "questions", "gold", "calibration", "fit_calibration", "read", "truncate_prompt_tokens",
         "query", "score_template", "score_labels", "instruction", "max_tokens_per_doc",
-        "prompt", "prompt_name", "dimensions", "chunk_tokens", "reference_rows", "known_label_ids",
+        "prompt", "prompt_name", "dimensions", "chunk_tokens", "reference_rows", "known_labels",
         "image_field", "allowed_local_media_path",
     ))  # fmt: skip
     more = {"no_picture": True, "permutations": 1, "min_label_mass": 0.0, "no_normalize": False, "debug": False}
@@ -147,12 +153,13 @@ def _candidate(options: Options, reference: Readings, readings: Readings) -> Can
         texts = text_table(pairs)
         statistics = None if texts is None else text_statistics(texts)
         return Candidate(**_cost(readings, 0 if texts is None else len(texts.index)), text=statistics, text_table=texts)
-    if options.kind in ("rerank", "embed"):
-        common = reference.num_rows - max(reference.num_failed, readings.num_failed)
-        if options.kind == "embed":
-            return Candidate(**_cost(readings, common), embedding=embedding_statistics(pairs))
+    if options.kind == "embed":
+        vectors = embedding_statistics(pairs)
+        return Candidate(**_cost(readings, 0 if vectors is None else vectors.rows), embedding=vectors)
+    if options.kind == "rerank":
         by_query = None if options.args.get("query") is not None else options.args.get("query_field") or "query"
-        return Candidate(**_cost(readings, common), ranking=ranking_statistics(pairs, by_query))
+        orders = ranking_statistics(pairs, by_query)
+        return Candidate(**_cost(readings, 0 if orders is None else orders.rows), ranking=orders)
     if options.kind == "labels":
         tables, missing = _label_tables(options, reference, readings)
     else:
@@ -169,15 +176,16 @@ def _of_tables(
     if len(tables) == 1:
         (whole,) = statistics.values()
     else:
-        whole = dataclasses.replace(
-            label_statistics(joined(tables)),
-            delta_by_label={
+        by_label: dict[str, Any] = {
+            each: {
                 f"{name}.{label}": delta
                 for name, own in statistics.items()
-                for label, delta in own.delta_by_label.items()
-            },
-            flipped=[flip for own in statistics.values() for flip in own.flipped],
-        )
+                for label, delta in getattr(own, each).items()
+            }
+            for each in ("delta_by_label", "abs_delta_by_label")
+        }
+        flipped = [flip for own in statistics.values() for flip in own.flipped]
+        whole = dataclasses.replace(label_statistics(joined(tables)), **by_label, flipped=flipped)
     lengths: list[GroupStatistics] = []
     fields: dict[str, list[GroupStatistics]] = {name: [] for name in options.by}
     for name, table in tables.items():

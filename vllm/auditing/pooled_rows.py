@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +18,15 @@ class RankingStatistics:
     """Orders of the documents of each query, against the reference's.
 
     Attributes:
-        queries: with two documents or more that both could score.
+        rows: documents that both could score, of queries with two of them or more.
+        queries: of these.
         kendall_tau: tau-b, the mean over queries whose scores are not all alike.
         ndcg10: mean over queries of nDCG at 10, where the reference's first document has gain 10, its second 9 ...
         best_changes: queries whose first document is another one.
         abs_delta_score: mean over all documents.
     """
 
+    rows: int
     queries: int
     kendall_tau: float
     kendall_tau_interval: tuple[float, float]
@@ -52,23 +56,39 @@ def ranking_statistics(
     pairs: Iterable[tuple[dict[str, Any], dict[str, Any]]], query_field: str | None
 ) -> RankingStatistics | None:
     """From rows of both; `query_field` None: all have one query. None: there is no query with two documents."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    places: dict[str, int] = {}
+    queries, scores = array("q"), (array("d"), array("d"))
     for own, other in pairs:
         if own.get("score") is not None and other.get("score") is not None:
             query = "" if query_field is None else str(own.get(query_field))
-            found.setdefault(query, []).append((own["score"], other["score"]))
-    tables = [np.asarray(scores) for scores in found.values() if len(scores) > 1]
-    if not tables:
+            queries.append(places.setdefault(query, len(places)))
+            for column, row in zip(scores, (own, other), strict=True):
+                column.append(row["score"])
+    keys = np.asarray(queries)
+    table = np.stack([np.asarray(each) for each in scores])[:, np.argsort(keys, kind="stable")]
+    counts = np.bincount(keys)
+    firsts, several = np.cumsum(counts) - counts, np.flatnonzero(counts > 1)
+    if not len(several):
         return None
-    taus = np.asarray([kendall_tau(*table.T) for table in tables])
-    taus = taus[~np.isnan(taus)]
-    gains = np.asarray([ndcg(*table.T) for table in tables])
-    changes = sum(int(table[:, 0].argmax() != table[:, 1].argmax()) for table in tables)
-    deltas = np.concatenate([np.abs(table[:, 1] - table[:, 0]) for table in tables])
-    mean = float(taus.mean()) if len(taus) else float("nan")
+    figures = (_of_query(table[:, firsts[each] : firsts[each] + counts[each]]) for each in several)
+    taus, gains, changes, sums = np.fromiter(figures, dtype=np.dtype((np.float64, 4))).T
+    taus, rows = taus[~np.isnan(taus)], int(counts[several].sum())
     return RankingStatistics(
-        len(tables), mean, mean_interval(taus), float(gains.mean()), mean_interval(gains), changes, float(deltas.mean())
+        rows=rows,
+        queries=len(several),
+        kendall_tau=float(taus.mean()) if len(taus) else math.nan,
+        kendall_tau_interval=mean_interval(taus),
+        ndcg10=float(gains.mean()),
+        ndcg10_interval=mean_interval(gains),
+        best_changes=int(changes.sum()),
+        abs_delta_score=float(sums.sum()) / rows,
     )
+
+
+def _of_query(scores: np.ndarray) -> tuple[float, float, bool, float]:
+    """Kendall's tau, nDCG, whether the first document is another one, and the sum of |differences|, of [2, n]."""
+    own, other = scores
+    return kendall_tau(own, other), ndcg(own, other), own.argmax() != other.argmax(), np.abs(other - own).sum()
 
 
 _NUM_NEIGHBOURS = 2000
@@ -76,7 +96,7 @@ _NUM_NEIGHBOURS = 2000
 
 def embedding_statistics(pairs: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> EmbeddingStatistics | None:
     """From rows of both; None: no text has two vectors of one length."""
-    cosines: list[float] = []
+    cosines = array("d")
     first: list[tuple[np.ndarray, np.ndarray]] = []
     for own, other in pairs:
         if own.get("embedding") is None or other.get("embedding") is None:

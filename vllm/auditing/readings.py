@@ -75,7 +75,7 @@ class Reader:
     def __init__(self, folder: Path, args: argparse.Namespace, kind: type[Task], overwrite: bool, quiet: bool) -> None:
         """`args`: of the task, without a model. Reads the file of rows once; CliError: it has none, or bad ones."""
         self._folder, self._args, self._overwrite, self._quiet = folder, args, overwrite, quiet
-        more = {**_engine({}), "url": None, "resume": True, "overwrite": False}
+        more = {**_engine({}), "adapter": None, "url": None, "resume": True, "overwrite": False}
         task = kind(argparse.Namespace(**{**vars(args), **more}))
         _, self._made_from = task.read_texts(args, None)
         self.num_rows: int = self._made_from["num_texts"]
@@ -130,7 +130,7 @@ class Reader:
         given |= {"resume": resume, "overwrite": not resume, "quiet": self._quiet}
         if self._args.kind == "text":
             given["reference_rows"] = reference and reference.path
-        given["known_label_ids"] = reference and reference.label_token_ids
+        given["known_labels"] = reference and (reference.label_texts, reference.label_token_ids)
         engine = dict(spec.engine)
         if self._args.kind == "text":
             engine["max_logprob_token_ids"] = -1

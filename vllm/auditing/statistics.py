@@ -169,14 +169,33 @@ def mean_upper_limit(values: np.ndarray, confidence: float) -> float:
 
 def kendall_tau(first: np.ndarray, second: np.ndarray) -> float:
     """Kendall's tau-b of two lists of scores; NaN where one has no two different scores."""
-    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    total = untied_a = untied_b = 0
-    for index in range(len(a) - 1):
-        own, other = np.sign(a[index + 1 :] - a[index]), np.sign(b[index + 1 :] - b[index])
-        total += int((own * other).sum())
-        untied_a += int(np.count_nonzero(own))
-        untied_b += int(np.count_nonzero(other))
-    return total / math.sqrt(untied_a * untied_b) if untied_a and untied_b else math.nan
+    _, a = np.unique(first, return_inverse=True)
+    _, b = np.unique(second, return_inverse=True)
+    pairs = len(a) * (len(a) - 1) // 2
+    ties_a, ties_b = _num_ties(a), _num_ties(b)
+    ties_both = _num_ties(np.unique(np.stack([a, b]), axis=1, return_inverse=True)[1].reshape(-1))
+    untied_a, untied_b = pairs - ties_a, pairs - ties_b
+    if not untied_a or not untied_b:
+        return math.nan
+    discordant = _num_inversions(b[np.lexsort((b, a))])
+    return (pairs - ties_a - ties_b + ties_both - 2 * discordant) / math.sqrt(untied_a * untied_b)
+
+
+def _num_ties(ranks: np.ndarray) -> int:
+    counts = np.bincount(ranks)
+    return int((counts * (counts - 1) // 2).sum())
+
+
+def _num_inversions(ranks: np.ndarray) -> int:
+    """Pairs whose first number is the greater one. They differ first in some bit, and are alike above it."""
+    total = 0
+    for bit in range(int(ranks.max()).bit_length()):
+        order = np.argsort(ranks >> bit >> 1, kind="stable")
+        above, ones = (ranks >> bit >> 1)[order], (ranks >> bit & 1)[order]
+        before = np.cumsum(ones) - ones
+        before -= before[np.searchsorted(above, above)]
+        total += int(before[ones == 0].sum())
+    return total
 
 
 def ndcg(reference: np.ndarray, candidate: np.ndarray, depth: int = 10) -> float:

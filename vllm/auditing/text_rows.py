@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,18 +96,21 @@ class TextStatistics:
 
 def text_table(pairs: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> TextTable | None:
     """From rows of the reference and of the candidate; None: no text could be read by both."""
-    parts: list[tuple[np.ndarray, ...]] = []
+    index, counts, same_top = array("q"), array("q"), bytearray()
+    kl, reference, candidate = array("d"), array("f"), array("f")
     for own, other in pairs:
         if "error" in own or "error" in other or not other["kl"]:
             continue
-        columns = ((other["kl"], np.float64), (own["own_logprobs"], np.float32), (other["own_logprobs"], np.float32))
-        arrays = [np.asarray(values, dtype=kind) for values, kind in columns]
-        parts.append((np.asarray([own["index"]]), *arrays, np.asarray(other["same_top"], dtype=bool)))
-    if not parts:
+        index.append(own["index"])
+        counts.append(len(other["kl"]))
+        kl.extend(other["kl"])
+        reference.extend(own["own_logprobs"])
+        candidate.extend(other["own_logprobs"])
+        same_top.extend(other["same_top"])
+    if not index:
         return None
-    index, kl, reference, candidate, same_top = (np.concatenate(each) for each in zip(*parts, strict=True))
-    counts = np.asarray([len(part[1]) for part in parts], dtype=np.int64)
-    return TextTable(index, counts, kl, reference, candidate, same_top)
+    arrays = [np.asarray(each) for each in (index, counts, kl, reference, candidate)]
+    return TextTable(*[*arrays, np.frombuffer(same_top, dtype=bool)])
 
 
 def text_statistics(table: TextTable) -> TextStatistics:

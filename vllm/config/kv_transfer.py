@@ -24,6 +24,7 @@ class KVTransferConfig(UnservedConfig):
         kv_connector_module_path: the module of the class.
         kv_connector_extra_config: settings of the connector's own.
         engine_id: for the connector; left out, a random one.
+        kv_load_failure_policy: blocks that the connector cannot load are computed, or the requests that need them end.
 
     Raises:
         VLLMValidationError: a connector without a role, or an unknown role.
@@ -61,11 +62,11 @@ class KVTransferConfig(UnservedConfig):
                 "kv_transfer_config: enable_permute_local_kv=True is not done, as blocks have one layout; leave it out",
                 parameter="kv_transfer_config",
             )
-        if self.kv_load_failure_policy == "recompute":
-            raise VLLMValidationError(
-                "kv_transfer_config: kv_load_failure_policy='recompute' is not done; 'fail' ends the requests",
-                parameter="kv_transfer_config",
-            )
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether blocks that cannot be loaded are computed."""
+        return self.kv_load_failure_policy == "recompute"
 
     @property
     def is_kv_transfer_instance(self) -> bool:

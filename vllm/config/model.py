@@ -15,7 +15,7 @@ from vllm.config.checks import at_least, one_of
 from vllm.config.images import image_limit
 from vllm.config.load import LOAD_FORMATS, OTHER_FORMATS
 from vllm.config.pooler import PoolerConfig
-from vllm.inputs.images import MAX_IMAGES
+from vllm.inputs.images import KINDS, MAX_IMAGES
 from vllm.inputs.media.access import MediaAccess
 from vllm.pooling_params import check_dimensions
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
@@ -81,7 +81,8 @@ class ModelConfig:
             None: for all.
         enable_prompt_embeds: prompts may have embeddings in place of tokens.
         language_model_only: a model that reads pictures runs as its text decoder alone.
-        limit_mm_per_prompt: the most pictures of a prompt, as {"image": N}; with 0, as `language_model_only`.
+        limit_mm_per_prompt: the most pictures and videos of a prompt, as {"image": N, "video": M}; with no picture, as
+            `language_model_only`.
         mm_processor_kwargs: options of the picture processor, beside the checkpoint's own.
         allowed_media_domains, allowed_local_media_path: what requests may have fetched or read; see MediaAccess.
         enable_mm_embeds: pictures may come as the rows that the model's tower makes of them.
@@ -148,10 +149,10 @@ class ModelConfig:
         one_of("rounding", self.rounding, ("vllm", "transformers", "autocast"))
         one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         at_least("max_model_len", self.max_model_len, 1)
-        if self.enable_mm_embeds:
-            raise ValueError("enable_mm_embeds=True is not implemented: leave it out and pass pictures")
         self._fill("limit_mm_per_prompt", image_limit(self.limit_mm_per_prompt))
         MediaAccess.of(self.allowed_media_domains, self.allowed_local_media_path)
+        if self.enable_mm_embeds and self.why_no_images:
+            raise ValueError(f"enable_mm_embeds=True is for a model that reads pictures: {self.why_no_images}")
         if not self.why_no_images:
             check_processor(self.hf_config.raw, Path(self.path))
         check_dimensions(self.pooler_config.dimensions, self)
@@ -263,7 +264,12 @@ class ModelConfig:
     @property
     def max_images(self) -> int:
         """The most pictures of a prompt."""
-        return int((self.limit_mm_per_prompt or {}).get("image", MAX_IMAGES))
+        return self.max_media["image"]
+
+    @property
+    def max_media(self) -> dict[str, int]:
+        """The most items of a prompt, by their kind."""
+        return {kind: int((self.limit_mm_per_prompt or {}).get(kind, MAX_IMAGES)) for kind in KINDS}
 
     @property
     def is_encoder_decoder(self) -> bool:

@@ -84,6 +84,9 @@ class VllmConfig:
         ):
             if problem:
                 raise ValueError(f"kv_transfer_config needs {option}")
+        recomputes = self.kv_transfer_config is not None and self.kv_transfer_config.recomputes
+        if recomputes and self.scheduler_config.async_scheduling:
+            raise ValueError("kv_load_failure_policy='recompute' needs async_scheduling=False, or take 'fail'")
 
     def _check_stages(self) -> None:
         """ValueError: an option with which a model cannot be split by layers."""
@@ -105,9 +108,10 @@ class VllmConfig:
             ),
             (model.attn_type == "encoder_only", "a model that generates, or one of these that pools"),
             (model.rounding != "vllm", "rounding='vllm'"),
-            (self.speculative_config is not None, "no speculative_config"),
-            (model.reads_images, "language_model_only=True"),
-            (model.enable_prompt_embeds, "enable_prompt_embeds=False"),
+            (
+                self.speculative_config is not None and self.speculative_config.method == "eagle3",
+                "another method of speculative_config, as 'eagle3' takes rows between layers of all stages",
+            ),
             (bool(self.cache_config.kv_store), "no kv_store"),
         ):
             if problem:

@@ -22,6 +22,8 @@ from torch import Tensor
 from vllm.distributed.communicator import Communicator, PeerLostError
 from vllm.distributed.process_group import JOIN_TIMEOUT
 
+# Decoding computes all of the head in each step, and scoring almost nothing of it.
+_HEAD_SHARE = 0.5
 _KEY_BYTES = 16
 _KEY_SECONDS = 10.0
 
@@ -35,6 +37,7 @@ class StageEnds:
     size: int = 1
     previous: int = -1
     next: int = -1
+    rooms: tuple[float, ...] = ()  # bytes of memory that a rank of each stage may take; (): all have what they need
 
     @property
     def are_elsewhere(self) -> bool:
@@ -112,15 +115,20 @@ class Stage:
 
     Attributes:
         index, size: which stage this is, in [0, size).
+        rooms: see StageEnds.
         group: counts bytes and calls, as "receive" and "send", and says when this process waits.
+        layers: of the model, that are this stage's; None: all are, or they have not been shared out yet.
+        embeds: whether it has the embedding, the first stage for its tokens, another one for drafts.
     """
 
     def __init__(self, ends: StageEnds = ONLY, group: Communicator | None = None) -> None:
-        self.index, self.size = ends.index, ends.size
+        self.index, self.size, self.rooms = ends.index, ends.size, ends.rooms
+        self.layers: range | None = None
+        self.embeds = self.is_first
         self.group = Communicator() if group is None else group
         self._sockets = [None if each < 0 else socket.socket(fileno=each) for each in (ends.previous, ends.next)]
-        # A step's rows leave while the next step is computed.
-        self._outgoing: queue.SimpleQueue[Tensor | None] = queue.SimpleQueue()
+        # What the socket does not take at once leaves while the next step is computed.
+        self._outgoing: queue.Queue[bytes | None] = queue.Queue()
         if self._sockets[1] is not None:
             threading.Thread(target=self._send_all, args=(self._sockets[1],), daemon=True).start()
 
@@ -133,6 +141,11 @@ class Stage:
     def is_last(self) -> bool:
         """Whether it has the head, samples and reads."""
         return self.index == self.size - 1
+
+    @property
+    def part(self) -> tuple[int, int, bool, bool] | None:
+        """The part of the model that is here: its layers, and whether it has the embedding and the head; None: all."""
+        return None if self.layers is None else (self.layers.start, self.layers.stop, self.embeds, self.is_last)
 
     def receive(self, rows: Tensor) -> Tensor:
         """Fill `rows`, contiguous, with those that the stage before has sent; returns it.
@@ -159,10 +172,18 @@ class Stage:
         return rows
 
     def send(self, rows: Tensor) -> None:
-        """Send `rows`, contiguous, to the next stage, in the background: they must not change any more."""
+        """Send `rows`, contiguous, to the next stage, without waiting for it; they may change afterwards."""
+        (_, target) = self._sockets
+        assert target is not None, "the last stage sends nothing"
         self.group.num_bytes["send"] += rows.nbytes
         self.group.num_calls["send"] += 1
-        self._outgoing.put(rows)
+        left = _bytes_of(rows)
+        if not self._outgoing.unfinished_tasks:
+            # An error here is one of the next stage, whose end the executor notices.
+            with contextlib.suppress(OSError):
+                left = left[target.send(left, socket.MSG_DONTWAIT) :]
+        if left:
+            self._outgoing.put(bytes(left))
 
     def disconnect(self) -> None:
         """Let go of the neighbours, from any thread: what waits for them fails."""
@@ -180,10 +201,10 @@ class Stage:
                 each.close()
 
     def _send_all(self, target: socket.socket) -> None:
-        # An error here is one of the next stage, whose end the executor notices.
         with contextlib.suppress(OSError):
-            while (rows := self._outgoing.get()) is not None:
-                target.sendall(_bytes_of(rows))
+            while (data := self._outgoing.get()) is not None:
+                target.sendall(data)
+                self._outgoing.task_done()
 
 
 def _bytes_of(rows: Tensor) -> memoryview:
@@ -211,32 +232,58 @@ def building_stage(stage: Stage) -> Iterator[None]:
         _stage.reset(token)
 
 
-def split_layers(layer_bytes: Sequence[int], first_bytes: int, last_bytes: int, size: int) -> list[range]:
-    """The layers of each of `size` stages, consecutive and at least one a stage, so that the largest stage is as small
-    as it can be. `first_bytes`, `last_bytes`: what the first and the last stage have beside their layers.
+@dataclass(frozen=True)
+class ModelSizes:
+    """Bytes of a model's parts, on a rank of a stage."""
+
+    layers: Sequence[int]  # the weights of each layer
+    caches: Sequence[int]  # each layer's keys and values of the longest request
+    embedding: int
+    head: int
+    num_of_first: int = 0  # layers, at the beginning, that the first stage must have
+
+
+def split_layers(sizes: ModelSizes, size: int, rooms: Sequence[float] = ()) -> list[range]:
+    """The layers of each of `size` stages, consecutive and at least one a stage, so that all stages have room for what
+    is theirs and the slowest one is as fast as it can be. A stage takes the time of its weights, for which the head
+    counts in part and the embedding, which is looked up, not at all.
+
+    Args:
+        rooms: bytes of memory of each stage; (): there is enough. Where no split fits, the fullest stage is as little
+            too full as it can be.
 
     Raises:
-        ValueError: there are more stages than layers.
+        ValueError: there are more stages than layers, or than those that can be apart.
     """
-    count = len(layer_bytes)
+    count, least = len(sizes.layers), max(sizes.num_of_first, 1)
     if size > count:
         raise ValueError(f"pipeline_parallel_size={size} exceeds the model's {count} layers")
-    sums = [0, *accumulate(layer_bytes)]
-    # best[end]: the smallest largest stage, and its bounds, of the stages so far with layers before `end`.
-    best = {end: (first_bytes + sums[end], [0, end]) for end in range(1, count + 1)}
+    if size - 1 > count - least:
+        raise ValueError(f"pipeline_parallel_size={size}: the first {least} of the model's {count} layers go together")
+    weights, caches = [0, *accumulate(sizes.layers)], [0, *accumulate(sizes.caches)]
+
+    def load(stage: int, begin: int, end: int) -> tuple[float, float]:
+        """How full a stage is, if it is too full, and its time."""
+        own, head = weights[end] - weights[begin], sizes.head if stage == size - 1 else 0
+        needed = own + caches[end] - caches[begin] + head + (0 if stage else sizes.embedding)
+        return max(needed / rooms[stage], 1.0) if rooms else 1.0, own + _HEAD_SHARE * head
+
+    # best[end]: the highest loads, and the bounds, of the stages so far with layers before `end`.
+    best = {end: (load(0, 0, end), [0, end]) for end in range(least, count + 1)}
     for stage in range(1, size):
-        own = last_bytes if stage == size - 1 else 0
         best = {
             end: min(
-                (max(largest, sums[end] - sums[begin] + own), [*bounds, end])
-                for begin, (largest, bounds) in best.items()
+                (_highest(highest, load(stage, begin, end)), [*bounds, end])
+                for begin, (highest, bounds) in best.items()
                 if begin < end
             )
-            for end in range(stage + 1, count + 1)
+            for end in range(least + stage, count + 1)
         }
-    if size == 1:
-        return [range(count)]
     return [range(*bounds) for bounds in pairwise(best[count][1])]
+
+
+def _highest(load: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
+    return max(load[0], other[0]), max(load[1], other[1])
 
 
 def layers_as_asked(counts: Sequence[int], num_layers: int, size: int) -> list[range]:

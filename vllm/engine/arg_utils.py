@@ -87,8 +87,11 @@ class EngineArgs(UpstreamArgs):
     language_model_only: bool = arg(
         False, "run a model that reads pictures as its text decoder alone", to="model_config"
     )
+    mmproj: str | None = arg(None, "the picture tower of a .gguf model: llama.cpp's mmproj file")
     limit_mm_per_prompt: dict[str, Any] | None = arg(
-        None, 'the most pictures of a prompt, as {"image": 4}; 0 runs the text decoder alone', to="model_config"
+        None,
+        'the most pictures and videos of a prompt, as {"image": 4, "video": 1}; 0 pictures: the decoder of text alone',
+        to="model_config",
     )
     mm_processor_kwargs: dict[str, Any] | None = arg(
         None, "options of the picture processor, beside the model's own, as JSON", to="model_config"
@@ -503,6 +506,7 @@ class EngineArgs(UpstreamArgs):
             quantization=self.quantization,
             needs_tokenizer=not (self.tokenizer or self.skip_tokenizer_init),
             config_format=self.config_format,
+            mmproj=self.mmproj,
         )
         asked, longest = self.max_model_len, source.longest_prompt(self.max_model_len)
         is_longer = isinstance(asked, int) and asked > longest and overrides is self.hf_overrides

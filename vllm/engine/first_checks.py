@@ -16,6 +16,7 @@ from vllm.config.checkpoint.config import CONFIG_FORMATS, load_sampling_defaults
 from vllm.config.checkpoint.hub import fetch
 from vllm.config.checkpoint.local_model import check_gguf_file, check_hub_name, is_gguf_name, local_model
 from vllm.config.checkpoint.overrides import Overrides
+from vllm.config.checkpoint.sentence_files import MODULES, first_module
 from vllm.config.checkpoint.shards import shard_files
 from vllm.config.load import OTHER_FORMATS, reads_folder, resolve_load_format
 from vllm.config.model import check_limits
@@ -198,7 +199,8 @@ def _check_model(args: Any, model: str | None, revision: str | None, overrides: 
         check_hub_name(model)
         if args.config_format in CONFIG_FORMATS:
             return None  # the parser knows which files it needs
-        found = fetch(model, ["config.json"], revision, args.download_dir, args.hf_token)
+        small = ["config.json", MODULES, "0_*/config.json"]
+        found = first_module(fetch(model, small, revision, args.download_dir, args.hf_token))
     elif found.is_dir() and reads_folder(args.load_format):
         shard_files(found)
     if found.is_file():

@@ -23,8 +23,14 @@ if TYPE_CHECKING:
     import torch
 
 FIELD = "prompt_embeds"
-_DTYPES = ("float32", "float16", "bfloat16")
-_STORAGES = {"FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16"}
+FLOATS = ("float32", "float16", "bfloat16")
+"""The dtypes of embeddings."""
+INTEGERS = ("int64", "int32")
+"""The dtypes of sizes."""
+_STORAGES = {
+    "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16", "LongStorage": "int64",
+    "IntStorage": "int32",
+}  # fmt: skip
 _REBUILDERS = {"collections OrderedDict", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"}
 _MAX_PICKLE_BYTES = 1 << 16
 _MAX_OTHER_BYTES = 1 << 20  # of names, versions and padding in a file, beside its tensor
@@ -96,59 +102,73 @@ def load_embeds(text: Any, width: int, longest: int) -> torch.Tensor:
     Raises:
         VLLMValidationError: it is anything else, or more than `longest` rows of `width` values.
     """
-    import torch
-
-    most = longest * width * 4 + _MAX_OTHER_BYTES
-    if not isinstance(text, str):
-        raise VLLMValidationError(f"{FIELD} must be a text in base64, got {shown(text)}", FIELD)
-    # Four letters are three bytes.
-    if len(text) > 4 * (most // 3 + 1):
-        message = (
-            f"{FIELD} has {len(text)} letters of base64; {longest} rows of {width} values are at most {most} bytes"
-        )
-        raise VLLMValidationError(message, FIELD)
-    try:
-        data = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise VLLMValidationError(f"{FIELD} is not base64: {error}", FIELD) from None
-    _check_file(data, most)
-    try:
-        tensor: torch.Tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception:  # a damaged file fails in many ways
-        raise VLLMValidationError(f"{FIELD} is no tensor that torch.save has written", FIELD) from None
+    tensor = load_tensor(FIELD, text, longest * width)
     _check_tensor(tensor, width, longest)
     return tensor
 
 
-def _check_file(data: bytes, most: int) -> None:
+def load_tensor(name: str, text: Any, most: int, dtypes: Sequence[str] = FLOATS) -> torch.Tensor:
+    """The tensor in a file that torch.save has written, in base64.
+
+    Args:
+        name: the field, in errors.
+        most: values that it may have.
+        dtypes: that it may be of.
+
+    Raises:
+        VLLMValidationError: it is anything else.
+    """
+    import torch
+
+    most_bytes = most * max(getattr(torch, dtype).itemsize for dtype in dtypes) + _MAX_OTHER_BYTES
+    if not isinstance(text, str):
+        raise VLLMValidationError(f"{name} must be a text in base64, got {shown(text)}", name)
+    # Four letters are three bytes.
+    if len(text) > 4 * (most_bytes // 3 + 1):
+        message = f"{name} has {len(text)} letters of base64; {most} values are at most {most_bytes} bytes"
+        raise VLLMValidationError(message, name)
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise VLLMValidationError(f"{name} is not base64: {error}", name) from None
+    _check_file(name, data, most_bytes, dtypes)
+    try:
+        tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception:  # a damaged file fails in many ways
+        raise VLLMValidationError(f"{name} is no tensor that torch.save has written", name) from None
+    if not isinstance(tensor, torch.Tensor):
+        raise VLLMValidationError(f"{name} must be a tensor, got {type(tensor).__name__}", name)
+    return tensor
+
+
+def _check_file(name: str, data: bytes, most: int, dtypes: Sequence[str]) -> None:
     """Raises VLLMValidationError unless it is an archive that holds nothing but a dense tensor."""
-    problem = f"{FIELD} must be what torch.save writes of a tensor [T, H]: "
+    problem = f"{name} must be what torch.save writes of a tensor: "
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
         entries = archive.infolist()
     except Exception:  # a damaged file fails in many ways
-        raise VLLMValidationError(f"{problem}it is no zip archive", FIELD) from None
+        raise VLLMValidationError(f"{problem}it is no zip archive", name) from None
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise VLLMValidationError(f"{problem}parts of it are compressed", FIELD)
+        raise VLLMValidationError(f"{problem}parts of it are compressed", name)
     if sum(entry.file_size for entry in entries) > most:
-        raise VLLMValidationError(f"{problem}its parts are larger than the file", FIELD)
+        raise VLLMValidationError(f"{problem}its parts are larger than the file", name)
     pickles = [entry for entry in entries if entry.filename.rpartition("/")[2].endswith(".pkl")]
     if len(pickles) != 1 or pickles[0].file_size > _MAX_PICKLE_BYTES:
-        raise VLLMValidationError(f"{problem}it holds no single small pickle", FIELD)
+        raise VLLMValidationError(f"{problem}it holds no single small pickle", name)
     try:
         codes = list(pickletools.genops(archive.read(pickles[0])))
     except Exception:  # a damaged pickle fails in many ways
-        raise VLLMValidationError(f"{problem}its pickle is damaged", FIELD) from None
+        raise VLLMValidationError(f"{problem}its pickle is damaged", name) from None
     if any(code.proto > 2 or code.name in ("INST", "OBJ") or code.name.startswith("EXT") for code, _, _ in codes):
-        raise VLLMValidationError(f"{problem}its pickle is not of protocol 2", FIELD)
-    others = [name for code, name, _ in codes if code.name == "GLOBAL" and name not in _REBUILDERS]
-    for name in others:
-        module, _, storage = str(name).partition(" ")
+        raise VLLMValidationError(f"{problem}its pickle is not of protocol 2", name)
+    for other in (what for code, what, _ in codes if code.name == "GLOBAL" and what not in _REBUILDERS):
+        module, _, storage = str(other).partition(" ")
         if module == "torch" and storage.endswith("Storage"):
-            if storage not in _STORAGES:
-                raise VLLMValidationError(f"{FIELD} must be of {_list(_DTYPES)}, got a {storage}", FIELD)
+            if _STORAGES.get(storage) not in dtypes:
+                raise VLLMValidationError(f"{name} must be of {_list(dtypes)}, got a {storage}", name)
         else:
-            raise VLLMValidationError(f"{problem}it refers to {str(name).replace(' ', '.')}", FIELD)
+            raise VLLMValidationError(f"{problem}it refers to {str(other).replace(' ', '.')}", name)
 
 
 def _check_tensor(tensor: Any, width: int, longest: int) -> None:
@@ -158,8 +178,8 @@ def _check_tensor(tensor: Any, width: int, longest: int) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise VLLMValidationError(f"{FIELD} must be a tensor [T, {width}], got {type(tensor).__name__}", FIELD)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in _DTYPES:
-        raise VLLMValidationError(f"{FIELD} must be of {_list(_DTYPES)}, got {dtype}", FIELD)
+    if dtype not in FLOATS:
+        raise VLLMValidationError(f"{FIELD} must be of {_list(FLOATS)}, got {dtype}", FIELD)
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         raise VLLMValidationError(f"{FIELD} must be a dense tensor, got one of layout {tensor.layout}", FIELD)
     shape = list(tensor.shape)

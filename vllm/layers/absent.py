@@ -33,12 +33,6 @@ class AbsentPart(Absent):
         with torch.device("meta"):
             super().__init__(make())
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the weights that a stage with this module has, plain ones."""
-        slots = self.checkpoint_slots().values()
-        return sum(each.target.numel() * each.target.element_size() for each in slots)
-
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         """Slots of all of its weights, which may lack."""
         slots: dict[str, WeightSlot] = {}

@@ -23,6 +23,7 @@ from vllm.config.checkpoint.shards import shard_files
 from vllm.config.checkpoint.tensor_places import stored_files, tensor_places
 from vllm.config.load import reads_folder
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.distributed.stages import get_stage
 from vllm.layers.weight_update import own_tensors
 from vllm.loader import packed_state
 from vllm.loader.identity import model_identity
@@ -62,7 +63,7 @@ def _code_identity() -> list[tuple[str, int, int]]:
 def _fingerprint(config: ModelConfig, files: list[Path], takes_adapters: bool, world_size: int) -> dict[str, Any]:
     """All that packed weights depend on."""
     own = {"format": FORMAT, "code": _code_identity(), "adapters": takes_adapters, "ranks": world_size}
-    return own | model_identity(config, files)
+    return own | {"stage": get_stage().part} | model_identity(config, files)
 
 
 Plan = Literal["map", "write"]
@@ -183,6 +184,7 @@ class PackedWeights:
         self._sources: dict[str, Mapping] = {}
         self._checkpoint: dict[int, list[tuple[Path, int]]] | None = None
         self._started = 0.0
+        self._lock = threading.Lock()
 
     def find(self) -> bool:
         """Look whether they are there."""
@@ -239,15 +241,16 @@ class PackedWeights:
         self._folder.check_room(self.path, size, min(written, size))
 
     def take(self, module: nn.Module) -> None:
-        """Write a module's packed weights, whose memory is the file's from here on."""
-        if self._writer is None:
-            return
-        try:
-            for tensor in own_tensors(module):
-                if tensor.nbytes >= _LEAST_SHARED and not tensor.is_meta:
-                    self._number(tensor)
-        except OSError as error:
-            self._give_up(error)
+        """Write a module's packed weights, whose memory is the file's from here on. Any thread may call it."""
+        with self._lock:
+            if self._writer is None:
+                return
+            try:
+                for tensor in own_tensors(module):
+                    if tensor.nbytes >= _LEAST_SHARED and not tensor.is_meta:
+                        self._number(tensor)
+            except OSError as error:
+                self._give_up(error)
 
     def keep(self, model: nn.Module) -> None:
         """Write what has not been taken, and the description. Where that is not possible it is said once, and the model

@@ -19,11 +19,12 @@ from vllm.config.checkpoint.local_model import (
     model_stem,
 )
 from vllm.config.checkpoint.overrides import Overrides, overridden_entries
+from vllm.config.checkpoint.sentence_files import first_module, sentence_folder
 from vllm.config.checkpoint.sentence_transformers import has_sparse_pooling, sentence_length
 from vllm.config.checkpoint.shards import shard_files
 from vllm.config.checkpoint.weight_files import stored_dtype
 from vllm.config.quantization import check_gguf_quantization
-from vllm.loader.gguf.convert import converted_folder
+from vllm.loader.gguf.convert import converted_folder, folder_with_tower
 from vllm.loader.gguf.hub import find_on_hub
 from vllm.logger import init_logger, warn_once
 from vllm.models.registry import (
@@ -91,6 +92,7 @@ def resolve_model(
     quantization: str | None = None,
     needs_tokenizer: bool = True,
     config_format: str = "auto",
+    mmproj: str | None = None,
 ) -> ResolvedModel:
     """Find a model, converting or downloading it first if need be, and read its configuration.
 
@@ -110,6 +112,7 @@ def resolve_model(
         quantization: what the user said, see ModelConfig.
         needs_tokenizer: False where a .gguf file's own is not used.
         config_format: see `read_config`; of a folder.
+        mmproj: the file of a .gguf model's picture tower.
 
     Raises:
         FileNotFoundError: no such model.
@@ -117,6 +120,12 @@ def resolve_model(
             checkpoint is not quantised as `quantization` says.
     """
     source = _locate(model, revision, download_dir, hf_token)
+    if mmproj and not source.is_file():
+        raise ValueError(
+            f"mmproj is for models that are .gguf files, and {source.name} is a folder, with its own tower"
+        )
+    if mmproj and not Path(mmproj).is_file():
+        raise FileNotFoundError(f"mmproj {mmproj!r} is no file on this machine")
     if source.is_file():
         if config_format in CONFIG_FORMATS:
             raise ValueError(f"config_format={config_format!r} is of folders: {source.name} has its own header")
@@ -125,6 +134,8 @@ def resolve_model(
         keeps_blocks = needs_weights and _keeps_blocks(quantization, device)
         with needed_by("a .gguf file"):
             folder = converted_folder(source, dtype, use_tqdm, keeps_blocks, needs_tokenizer)
+            if mmproj:
+                folder = folder_with_tower(folder, source, Path(mmproj), dtype)
         try:
             config = _load_config(folder, hf_overrides, model_impl, trust_remote_code)
         except ValueError as error:
@@ -136,7 +147,9 @@ def resolve_model(
         if stored is None and requested_dtype == "auto" and needs_weights:
             stored = stored_dtype(shard_files(folder))
         dtype = _dtype_on(device, stored or "float32", requested_dtype)
-    name = model if model is not None and source.is_dir() and not Path(model).is_dir() else model_stem(source)
+    name = model_stem(sentence_folder(source))
+    if model is not None and source.is_dir() and not Path(model).is_dir():
+        name = model
     return ResolvedModel(name, folder, config, dtype, resolve_quantization(quantization, folder, config.raw))
 
 
@@ -148,7 +161,7 @@ def _locate(model: str | None, revision: str | None, download_dir: str | None, h
     if (file := find_on_hub(model, revision, download_dir, hf_token)) is not None:
         return file
     check_hub_name(model)
-    return download(model, revision, cache_dir=download_dir, token=hf_token)
+    return first_module(download(model, revision, cache_dir=download_dir, token=hf_token))
 
 
 def _load_config(

@@ -38,6 +38,7 @@ from vllm.models.states.beside import AttentionBeside
 from vllm.models.states.make import make_state_layer
 from vllm.ops.elementwise import added, scaled
 from vllm.ops.embedding import embedding
+from vllm.ops.recording import call_host
 from vllm.ops.rms_norm import AddedNorm
 
 
@@ -217,9 +218,7 @@ class Decoder(nn.Module):
         # Tables without memory are other tables.
         absent = RotaryTables(max_model_len)
         make = partial(self.layer_class, spec)
-        layers = make_layers(
-            lambda index, is_here: make(index, tables if is_here else absent), len(spec.layers), spec.vocab_size * width
-        )
+        layers = make_layers(lambda index, is_here: make(index, tables if is_here else absent), len(spec.layers))
         self.layers = nn.ModuleList(layers)
         self.own_layers = [index for index, layer in enumerate(self.layers) if not isinstance(layer, AbsentPart)]
         self._like = torch.empty(0)
@@ -261,7 +260,8 @@ class Decoder(nn.Module):
         if self.stage.is_first:
             stream = self.embed(ids, positions)
         else:
-            stream = self.stage.receive(self._like.new_empty(ids.shape[0], self.hidden_size))
+            stream = self._like.new_empty(ids.shape[0], self.hidden_size)
+            call_host(partial(self.stage.receive, stream))
         pending: Tensor | None = None
         last = len(self.layers) - 1
         given = [None] * len(self.layers) if self.layer_inputs is None else self.layer_inputs(ids, stream)
@@ -283,7 +283,8 @@ class Decoder(nn.Module):
                     stream, pending = stream.index_select(0, rows), _selected(pending, rows)
         if not self.stage.is_last:
             # As a norm adds it: the next stage's first layer computes what it would here.
-            self.stage.send((stream if pending is None else added(stream, pending)).contiguous())
+            sent = (stream if pending is None else added(stream, pending)).contiguous()
+            call_host(partial(self.stage.send, sent))
             return stream[:0]
         if self.kept_streams:
             self.streams = [kept[index] for index in self.kept_streams]

@@ -6,20 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 
-from vllm import envs
-from vllm.distributed.parallel_state import get_tp_group
-from vllm.distributed.stages import get_stage, layers_as_asked, split_layers
+from vllm.distributed.stages import get_stage
 from vllm.layers.absent import AbsentPart
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 
 def make_embedding(vocab_size: int, width: int, is_tied: bool) -> Any:
-    """The embedding where a stage needs it: the first one's, and the last one's if the head is tied to it."""
+    """The embedding where a stage needs it: the last one, too, if the head is tied to it."""
     stage, make = get_stage(), partial(VocabParallelEmbedding, vocab_size, width)
-    return make() if stage.is_first or (stage.is_last and is_tied) else AbsentPart(make)
+    return make() if stage.embeds or (stage.is_last and is_tied) else AbsentPart(make)
 
 
 def make_head(vocab_size: int, width: int, tied_to: Any, *options: Any) -> Any:
@@ -29,25 +26,10 @@ def make_head(vocab_size: int, width: int, tied_to: Any, *options: Any) -> Any:
     return AbsentPart(partial(ParallelLMHead, vocab_size, width, None, *options))
 
 
-def make_layers(make: Callable[[int, bool], nn.Module], count: int, vocab_values: int) -> list[nn.Module]:
-    """All layers of a model, those of other stages absent.
-
-    Args:
-        make: makes a layer, by its number and whether it is this stage's.
-        vocab_values: values of the embedding, and of the head.
-
-    Raises:
-        ValueError: there are more stages than layers, or VLLM_PP_LAYER_PARTITION does not fit them.
-    """
-    stage = get_stage()
-    if stage.size == 1:
+def make_layers(make: Callable[[int, bool], nn.Module], count: int) -> list[nn.Module]:
+    """All layers of a model, those of other stages absent. `make`: makes a layer, by its number and whether it is this
+    stage's."""
+    own = get_stage().layers
+    if own is None:
         return [make(index, True) for index in range(count)]
-    absent = [AbsentPart(partial(make, index, False)) for index in range(count)]
-    asked = envs.layer_partition()
-    if asked is not None:
-        stages = layers_as_asked(asked, count, stage.size)
-    else:
-        vocab_bytes = vocab_values * torch.get_default_dtype().itemsize // get_tp_group().world_size
-        stages = split_layers([each.num_bytes for each in absent], vocab_bytes, vocab_bytes, stage.size)
-    own = stages[stage.index]
-    return [make(index, True) if index in own else absent[index] for index in range(count)]
+    return [make(index, True) if index in own else AbsentPart(partial(make, index, False)) for index in range(count)]

@@ -34,5 +34,11 @@ def copy_blocks_(source_ids: Tensor, target_ids: Tensor, source: BlockParts, tar
     if implementation(source_ids) == "triton":
         triton_function("copy_blocks_", __name__)(source_ids, target_ids, source, target)
         return
+    width = min(source.width, target.width)
     for own, other in zip(source.parts, target.parts, strict=True):
-        other.index_copy_(0, target_ids, own.index_select(0, source_ids))
+        wide(other, width).index_copy_(0, target_ids, wide(own, width).index_select(0, source_ids))
+
+
+def wide(part: Tensor, width: int) -> Tensor:
+    """A part's blocks as integers of `width` bytes, see BlockParts: torch copies narrow elements one by one."""
+    return part.view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -36,6 +38,12 @@ class _Observer(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.missed: set[str] = set()
+        self.before: list[Callable[[], object]] = []  # calls of the host before the first kernel's
+        self.after: list[Callable[[], object]] = []  # and after the last one's
+        self._has_kernels = False
+
+    def add(self, call: Callable[[], object]) -> None:
+        (self.after if self._has_kernels else self.before).append(call)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -47,9 +55,25 @@ class _Observer(TorchDispatchMode):
         if func in _ALLOCATIONS:
             return _allocate(*args, **kwargs)
         result = func(*args, **kwargs)
-        if func.namespace != "vllm_cpu" and not (func.is_view and _shares_memory(result, args[0])):
+        if func.namespace == "vllm_cpu":
+            self._has_kernels = True
+            if self.after:
+                self.missed.add(f"{func} after a call of the host")
+        elif not (func.is_view and _shares_memory(result, args[0])):
             self.missed.add(str(func))
         return result
+
+
+_observer: ContextVar[_Observer | None] = ContextVar("observer", default=None)
+
+
+def call_host(call: Callable[[], object]) -> None:
+    """Make a call that is no kernel's, such as one that waits for another process. A recording that is being made
+    repeats it in every replay, before its first kernel or after its last."""
+    call()
+    observer = _observer.get()
+    if observer is not None:
+        observer.add(call)
 
 
 def _shares_memory(result: Any, source: Any) -> bool:
@@ -97,9 +121,11 @@ class Recording:
         # At the interpreter's end the operators may be gone before the recordings.
         weakref.finalize(self, torch.ops.vllm_cpu.free_recording, self._handle).atexit = False
         self._observer.__enter__()
+        self._token = _observer.set(self._observer)
         return self
 
     def __exit__(self, *error: object) -> None:
+        _observer.reset(self._token)
         self._observer.__exit__(*error)
         torch.ops.vllm_cpu.stop_recording()
 
@@ -111,4 +137,8 @@ class Recording:
     def replay(self) -> None:
         """Make the recorded calls, in order."""
         assert self._handle and not self.missed
+        for call in self._observer.before:
+            call()
         torch.ops.vllm_cpu.replay_recording(self._handle)
+        for call in self._observer.after:
+            call()

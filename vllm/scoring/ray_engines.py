@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError
-from vllm.scoring.replicas import engine_resources, load_scorer
+from vllm.scoring.replicas import engine_resources, load_scorer, num_actors
 from vllm.utils.ray_utils import call_within
 
 if TYPE_CHECKING:
@@ -73,15 +75,16 @@ class ScoringEngine:
 @dataclass(eq=False)
 class _Engine:
     actor: Any
+    bundles: PlacementGroup | None  # of its ranks, where these are actors, too
     is_placed: bool = False
     is_loaded: bool = False
     batches: list[Batch] = field(default_factory=list)  # which it has, in their order
 
 
 class RayEngines:
-    """`replicas` engines, each with `cpus` CPUs (None: as many as fit) or its GPUs. One that is lost, with its process,
-    its node or the way there, is replaced once there is room, and its batches go to any. A context manager: the actors
-    end with it. ValueError: the cluster has no room for so many.
+    """`replicas` engines, each with `cpus` CPUs (None: as many as fit) or its GPUs; ranks that Ray places have as many
+    each. One that is lost, with its process, a node or the way there, is replaced once there is room, and its batches
+    go to any. A context manager: the actors end with it. ValueError: the cluster has no room for so many.
     """
 
     def __init__(self, job: FileJob, replicas: int, cpus: float | None) -> None:
@@ -118,7 +121,12 @@ class RayEngines:
             self._check_cluster()
 
     def _start(self) -> None:
-        engine = _Engine(ScoringEngine.options(**self._resources).remote())  # type: ignore[attr-defined]
+        options, bundles = dict(self._resources), None
+        if (count := num_actors(self._job.engine_args)) > 1:
+            # The engine's executor finds these, as it runs in them.
+            bundles = placement_group([{"CPU": options["num_cpus"]}] * count, "PACK")
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(bundles, 0, True)
+        engine = _Engine(ScoringEngine.options(**options).remote(), bundles)  # type: ignore[attr-defined]
         self._engines.append(engine)
         self._calls[engine.actor.place.remote()] = (engine, _PLACE)
         self._calls[engine.actor.load.remote(self._job)] = (engine, _LOAD)
@@ -199,3 +207,5 @@ def last_line(error: Exception) -> str:
 def _kill_all(engines: Sequence[_Engine]) -> None:
     for engine in engines:
         ray.kill(engine.actor)
+        if engine.bundles is not None:
+            remove_placement_group(engine.bundles)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
@@ -98,6 +99,13 @@ def node_address() -> str:
     ray = import_ray()
     own = ray.get_runtime_context().get_node_id()
     return next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == own)
+
+
+def node_memory() -> dict[str, float]:
+    """Bytes of memory that each node of the cluster has for its work, by the node's id: what `ray start --memory` said,
+    or Ray has found."""
+    nodes = import_ray().nodes()
+    return {node["NodeID"]: node["Resources"].get("memory", math.inf) for node in nodes if node["Alive"]}
 
 
 def cpus_for_each(actors: int, spare: int = 0) -> int:

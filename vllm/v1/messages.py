@@ -85,3 +85,4 @@ class EngineCoreOutput:
     allowed_mass: list[float] | None = None
     num_drafted: int = 0  # tokens that a step computed as drafts
     num_accepted: int = 0  # of these, those that were right
+    kv_transfer_params: dict[str, Any] | None = None  # at the end: for who computes on, from a connector

@@ -55,6 +55,10 @@ class Parts(dict[type, Any]):
             part = self[kind] = kind()
         return part
 
+    def sendable(self) -> Parts:
+        """The parts as the other ranks need them, of those that have a method for it."""
+        return Parts({kind: part.sendable() if hasattr(part, "sendable") else part for kind, part in self.items()})
+
     def without(self, req_ids: Collection[str]) -> Parts:
         """The parts without these requests, of those that have a method for it."""
         return Parts({kind: part.without(req_ids) if hasattr(part, "without") else part for kind, part in self.items()})

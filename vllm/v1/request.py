@@ -71,7 +71,7 @@ class Request:
         self.arrival_time = arrival_time
         self.arrival_index = 0  # its number among the scheduler's requests, set when it is queued
         self.priority = priority
-        self.cache_salt = cache_salt
+        self.cache_salt = self.given_salt = cache_salt  # guests add to the first what blocks depend on
         self.status = RequestStatus.WAITING
         self.token_ids = list(prompt_token_ids)  # prompt and generated tokens
         self.num_prompt_tokens = len(prompt_token_ids)
@@ -100,6 +100,11 @@ class Request:
         """Tokens that may be computed by now, pending ones included; the last generated token never is."""
         known = len(self.token_ids) + self.num_pending_tokens
         return min(known, self.num_prompt_tokens + max(self.length_limit - 1, 0))
+
+    @property
+    def kv_transfer_params(self) -> dict[str, Any] | None:
+        """What the request says to who carries its KV blocks."""
+        return (self.sampling_params.extra_args or {}).get("kv_transfer_params")
 
     def keeps_hidden(self, block_index: int, block_size: int) -> bool:
         """Whether the final hidden states of all tokens of its block are kept."""

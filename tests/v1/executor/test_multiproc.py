@@ -181,10 +181,11 @@ def test_signals_to_a_scripts_group_are_the_scripts(folder, signum):
     """Ctrl-C in a terminal is the script's KeyboardInterrupt, and no worker complains or stays."""
     script = f"""
 import os
+from processes import children
 from tiny_llm import make_tiny_llm
 from vllm import SamplingParams
 llm = make_tiny_llm({str(folder)!r}, tensor_parallel_size=2)
-(worker,) = open(f"/proc/{{os.getpid()}}/task/{{os.getpid()}}/children").read().split()
+(worker,) = children(os.getpid())
 try:
     print(worker, flush=True)
     while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -68,6 +69,30 @@ def test_a_stages_ranks_are_on_one_node(ray_cluster: str, folder: Path) -> None:
     assert readings(llm) == readings(wide)
     for each in llm, wide:
         each.llm_engine.engine_core.shutdown()
+
+
+def test_a_node_of_little_memory_gets_few_layers(
+    ray_cluster: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    from vllm.v1.executor import ray_executor
+
+    here = ray.get_runtime_context().get_node_id()
+    # Enough for the head and a layer.
+    rooms = {node["NodeID"]: 250e3 if node["NodeID"] == here else 1e9 for node in ray.nodes()}
+    monkeypatch.setattr(ray_executor, "node_memory", lambda: rooms)
+    llm = make_tiny_llm(folder, pipeline_parallel_size=2, distributed_executor_backend="ray")
+    assert llm.collective_rpc(rank_faults.layers_here) == [[3], [0, 1, 2]]
+    llm.llm_engine.engine_core.shutdown()
+
+
+def test_memory_of_a_node_is_shared_by_its_ranks() -> None:
+    from vllm.v1.executor.ray_executor import _rooms
+
+    memory = {"a": 80.0, "b": 20.0, "c": math.inf}
+    assert _rooms(["a", "b", "a", "c"], memory, 1) == (math.inf, 40.0, 20.0, 40.0)
+    assert _rooms(["a", "a", "b", "b"], memory, 2) == (10.0, 40.0)
 
 
 def test_a_stage_that_no_node_holds(ray_cluster: str, folder: Path) -> None:

@@ -52,8 +52,6 @@ class FileConnector(KVConnectorBase_V1):
         if self.answers.get("undecided", 0):
             self.answers["undecided"] -= 1
             return None, False
-        if "load_async" in self.answers:
-            return 16, True
         length = self.lengths(request.prompt_token_ids)
         is_there = (self.folder / self.key(request.prompt_token_ids[:length])).is_dir()
         return (max(length - num_computed_tokens, 0) if is_there else 0), False
@@ -91,7 +89,8 @@ class FileConnector(KVConnectorBase_V1):
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Any]:
         self.note("finished", request.request_id, list(block_ids), request.num_output_tokens)
-        return "delay_free" in self.answers, None
+        said = {"num_blocks": len(block_ids)}
+        return False, said if request.kv_transfer_params is None else said | {"asked": request.kv_transfer_params}
 
     # -- the worker's side
 
@@ -138,6 +137,88 @@ class FileConnector(KVConnectorBase_V1):
 
     def shutdown(self) -> None:
         self.note("shutdown")
+
+
+@dataclass
+class LateTransfer(Transfer):
+    """Of a request, beside steps; a load has the number of its first block before the others."""
+
+    request_id: str
+
+
+@dataclass
+class LateTransfers(Transfers):
+    late_loads: list[LateTransfer] = field(default_factory=list)
+    sends: list[LateTransfer] = field(default_factory=list)
+
+
+class LateConnector(FileConnector):
+    """Loads between steps, and saves after requests have ended; either takes some steps."""
+
+    NUM_STEPS = 3
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.late = LateTransfers()
+        self.running: list[tuple[int, LateTransfer]] = []  # with the steps that are left
+        self.failed: set[int] = set()
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        count, _ = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        return count, bool(count)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self.note("alloc", request.request_id, num_external_tokens, blocks.get_block_ids())
+        if num_external_tokens:
+            (block_ids,) = blocks.get_block_ids()
+            begin = len(block_ids) - num_external_tokens // self.block_size
+            key = self.key(request.prompt_token_ids[: self.lengths(request.prompt_token_ids)])
+            self.late.late_loads.append(LateTransfer(key, [begin, *block_ids[begin:]], request.request_id))
+
+    def _save(self, *arguments: Any) -> None:
+        """After the end."""
+
+    def build_connector_meta(self, scheduler_output: Any) -> Transfers:
+        super().build_connector_meta(scheduler_output)
+        found, self.late = self.late, LateTransfers()
+        return found
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Any]:
+        super().request_finished(request, block_ids)
+        length = self.lengths(request.prompt_token_ids)
+        is_whole = request.num_computed_tokens >= request.num_prompt_tokens
+        if not is_whole or (self.folder / (key := self.key(request.prompt_token_ids[:length]))).is_dir():
+            return False, None
+        self.late.sends.append(LateTransfer(key, block_ids[: length // self.block_size], request.request_id))
+        return True, {"num_blocks": length // self.block_size}
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        sent = self._get_connector_metadata()
+        self.running += [(self.NUM_STEPS, each) for each in (*sent.late_loads, *sent.sends)]
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        done = [each for left, each in self.running if not left]
+        self.running = [(left - 1, each) for left, each in self.running if left]
+        loads = [each for each in done if (self.folder / each.key).is_dir()]
+        sends = [each for each in done if each not in loads]
+        for each in sends:
+            (self.folder / each.key).mkdir(parents=True)
+            for name, cache in self.caches.items():
+                torch.save(self.blocks(cache)[each.block_ids], self.folder / each.key / name)
+        for each in loads:
+            begin, *block_ids = each.block_ids
+            for name, cache in self.caches.items():
+                self.blocks(cache)[block_ids] = torch.load(self.folder / each.key / name)[begin:]
+            if self.answers.pop("load_error", False):
+                self.failed |= {block_ids[2]}
+                for cache in self.caches.values():
+                    self.blocks(cache)[block_ids[2]] = torch.nan
+        self.note("get_finished", set(finished_req_ids))
+        return {each.request_id for each in sends}, {each.request_id for each in loads}
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        failed, self.failed = self.failed, set()
+        return failed
 
 
 class WholeBlocks(FileConnector):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import make_architecture
+from preloaded import FORKED
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
@@ -127,7 +128,7 @@ from test_kv_connector import run
 from tiny_llm import is_empty, make_tiny_llm
 run(make_tiny_llm({str(folder)!r}, kv_transfer_config={json.dumps(config)!r}))
 """
-    subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", FORKED + code], capture_output=True, text=True, check=True, timeout=300)
     llm = make_tiny_llm(folder, kv_transfer_config=KVTransferConfig(**config))
     outputs = run(llm)
     assert [output.num_cached_tokens for output in outputs] == [NUM_BLOCKS * 16]
@@ -221,14 +222,76 @@ def test_prompt_readings_are_computed_and_not_loaded(folder, tmp_path):
     end(llm)
 
 
-def test_what_a_connector_may_not_ask_for_is_refused_by_name(folder, tmp_path):
-    llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, extra={"answers": {"load_async": True}}))
-    ended = run(llm)[0].outputs[0]
-    assert ended.finish_reason == "error" and "FileConnector loads between steps" in ended.error
+@pytest.mark.parametrize("fields", [{}, {"async_scheduling": True}, {"swap_space": 0.01}], ids=["", "async", "swap"])
+def test_blocks_are_loaded_beside_steps_and_kept_after_a_requests_end(folder, tmp_path, fields):
+    prompts = [PROMPT, *([PROMPT[0] + number, *PROMPT[1:70]] for number in range(1, 6))]
+    expected = readings(run(make_tiny_llm(folder), *prompts))
+    sizes = {"num_gpu_blocks_override": 18, "max_num_seqs": 2, **fields}
+    for attempt in range(2):
+        config = connector_config(tmp_path, kv_connector="LateConnector")
+        llm = make_tiny_llm(folder, kv_transfer_config=config, **sizes)
+        core = llm.llm_engine.engine_core
+        outputs = run(llm, *prompts)
+        assert readings(outputs) == expected
+        assert [output.num_cached_tokens for output in outputs] == [attempt * each for each in (96, *[64] * 5)]
+        if not attempt:
+            # An engine without requests goes on as long as blocks are kept; the params came with the outputs.
+            assert [output.kv_transfer_params for output in outputs] == [{"num_blocks": each} for each in (6, *[4] * 5)]
+            assert core.has_work()
+        while core.has_work():
+            core.step()
+        assert core.scheduler.kv.pool.num_free == 18 and is_empty(llm)
+        end(llm)
+
+
+def test_a_request_that_is_aborted_while_it_is_loaded_for_leaves_nothing(folder, tmp_path):
+    config = connector_config(tmp_path, kv_connector="LateConnector")
+    llm = make_tiny_llm(folder, kv_transfer_config=config)
+    expected = readings(run(llm))
+    core = llm.llm_engine.engine_core
+    while core.has_work():
+        core.step()
+    assert llm.reset_prefix_cache()
+    llm.llm_engine.add_request("one", {"prompt_token_ids": PROMPT}, READS)
+    llm.llm_engine.step()
+    assert core.scheduler.is_transferring
+    llm.llm_engine.abort_request(["one"])
+    while core.has_work():
+        core.step()
+    assert core.scheduler.kv.pool.num_free == core.scheduler.kv.pool.num_blocks
+    assert readings(run(llm)) == expected
+    # Sleep waits for what has begun.
+    assert llm.reset_prefix_cache()
+    llm.llm_engine.add_request("two", {"prompt_token_ids": PROMPT}, READS)
+    llm.llm_engine.step()
+    llm.sleep(mode="keep")
+    llm.wake_up()
+    while llm.llm_engine.has_unfinished_requests():
+        outputs = llm.llm_engine.step()
+    assert readings(outputs) == expected
     end(llm)
-    llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, extra={"answers": {"delay_free": True}}))
-    with pytest.raises(NotImplementedError, match="FileConnector keeps a request's blocks after its end"):
-        run(llm)
+
+
+@pytest.mark.parametrize("connector", ["FileConnector", "LateConnector"])
+def test_blocks_that_could_not_be_loaded_are_computed(folder, tmp_path, connector):
+    config = connector_config(tmp_path, kv_connector=connector)
+    expected = readings(run(make_tiny_llm(folder)))
+    for extra in ({}, {"answers": {"load_error": True}}):
+        policy = {"kv_load_failure_policy": "recompute", "kv_connector": connector, "extra": extra}
+        llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, **policy))
+        core = llm.llm_engine.engine_core
+        for _ in range(2):
+            assert readings(run(llm)) == expected
+        while core.has_work():
+            core.step()
+        assert is_empty(llm)
+        end(llm)
+    with pytest.raises(ValueError, match="kv_load_failure_policy='recompute' needs async_scheduling=False"):
+        make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, **policy), async_scheduling=True)
+    if connector == "LateConnector":
+        config["kv_connector_extra_config"] |= extra
+        ended = run(make_tiny_llm(folder, kv_transfer_config=config))[0].outputs[0]
+        assert ended.finish_reason == "error" and "could not load the blocks" in ended.error
 
 
 def test_blocks_that_could_not_be_loaded_end_the_step(folder, tmp_path):
@@ -252,7 +315,6 @@ def test_blocks_that_could_not_be_loaded_end_the_step(folder, tmp_path):
         ({"kv_role": "kv_reader"}, "kv_role must be one of kv_producer, kv_both, kv_consumer"),
         ({"kv_role": None}, "kv_connector needs kv_role"),
         ({"kv_rank": 1}, "kv_transfer_config has no field 'kv_rank'"),
-        ({"kv_load_failure_policy": "recompute"}, "kv_load_failure_policy='recompute' is not done"),
         ({"enable_permute_local_kv": True}, "enable_permute_local_kv=True is not done"),
     ],
 )

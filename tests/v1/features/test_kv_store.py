@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from preloaded import FORKED
 from tiny_adapters import make_adapter
 from tiny_llm import make_tiny_llm, make_tiny_model
 from transformers import AutoModelForCausalLM
@@ -75,7 +77,9 @@ from tiny_llm import make_tiny_llm
 llm = make_tiny_llm({str(folder)!r}, kv_store={str(tmp_path / "store")!r})
 print(json.dumps([output.num_cached_tokens for output in run(llm, PROMPTS[:1])]))
 """
-    written = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    written = subprocess.run(
+        [sys.executable, "-c", FORKED + code], capture_output=True, text=True, check=True, timeout=300
+    )
     assert json.loads(written.stdout.splitlines()[-1]) == [0]
     llm = make_tiny_llm(folder, kv_store=str(tmp_path / "store"))
     outputs = run(llm)
@@ -200,11 +204,10 @@ def test_the_store_outlives_a_reset_of_the_prefix_cache(folder, tmp_path):
     end(llm)
 
 
-@pytest.mark.parametrize("fields", [{"enable_prefix_caching": False}, {"tensor_parallel_size": 2}])
-def test_an_engine_that_cannot_use_a_store_says_so_and_runs(folder, tmp_path, fields, monkeypatch):
+def test_an_engine_that_cannot_use_a_store_says_so_and_runs(folder, tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr("vllm.v1.features.kv_store.make.warn_once", lambda logger, *text: said.append(text))
-    llm = make_tiny_llm(folder, kv_store=str(tmp_path / "store"), **fields)
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path / "store"), enable_prefix_caching=False)
     run(llm)
     end(llm)
     assert said and not (tmp_path / "store").exists()
@@ -331,6 +334,20 @@ def test_what_many_wait_for_is_read_once(folder, tmp_path, monkeypatch):
     assert [len(keys) for keys in read] == [NUM_BLOCKS] and counts(llm) == (0, NUM_BLOCKS)
     guest = llm.llm_engine.engine_core.scheduler.guests[-1]
     assert not (guest._staged or guest._pending or guest._reads)
+    end(llm)
+
+
+def test_a_prefix_that_stays_in_memory_does_not_age(folder, tmp_path, monkeypatch):
+    fill(folder, tmp_path)
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path))
+    run(llm, PROMPTS[:1])
+    (index,) = tmp_path.glob("*.index")
+    os.utime(index, (1, 1))
+    run(llm, PROMPTS[1:2])
+    assert index.stat().st_mtime == 1  # it was noted a moment ago
+    monkeypatch.setattr("vllm.utils.kv_store.blocks._TOUCH_SECONDS", 0.0)
+    run(llm, PROMPTS[2:])
+    assert index.stat().st_mtime > 1 and counts(llm) == (0, NUM_BLOCKS)
     end(llm)
 
 

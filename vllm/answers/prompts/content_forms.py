@@ -17,12 +17,13 @@ from vllm.answers.prompts.template_source import goes_through_contents
 ContentForm = Literal["text", "parts", "part"]
 """How a content is given: one text; a list of its parts; a list of one part with all of the text."""
 
-PICTURE_PARTS: Mapping[str, Mapping[str, Any]] = {
-    "image": {"type": "image"},
-    "image_url": {"type": "image_url", "image_url": {"url": ""}},
+PICTURE_PARTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "image": {"image": {"type": "image"}, "image_url": {"type": "image_url", "image_url": {"url": ""}}},
+    "video": {"video": {"type": "video"}, "video_url": {"type": "video_url", "video_url": {"url": ""}}},
 }
-"""How a picture is given to a template, by name: transformers' form first."""
+"""How a picture or a video is given to a template, by name: transformers' form first."""
 
+_USUAL_NAMES = {kind: next(iter(parts)) for kind, parts in PICTURE_PARTS.items()}
 FORMS: tuple[ContentForm, ...] = ("text", "parts", "part")
 
 Message = dict[str, Any]
@@ -38,13 +39,13 @@ PROBE_TOOL: dict[str, Any] = {
 _CALL = {"id": "zqcall00a", "type": "function", "function": {"name": "zqtool", "arguments": {}}}
 
 
-def formed(content: Content, form: ContentForm, picture: str = "image") -> str | list[dict[str, Any]]:
-    """The content in a form. Only parts have pictures, each as PICTURE_PARTS[picture]."""
+def formed(content: Content, form: ContentForm, names: Mapping[str, str] = _USUAL_NAMES) -> str | list[dict[str, Any]]:
+    """The content in a form. Only parts have pictures, each of a kind as PICTURE_PARTS[kind][names[kind]]."""
     if form == "text":
         return content_text(content)
     if form == "part" or isinstance(content, str) or not content:
         return [{"type": "text", "text": content_text(content)}]
-    return [dict(PICTURE_PARTS[picture] if is_picture(part) else part) for part in content]
+    return [dict(PICTURE_PARTS[part["type"]][names[part["type"]]] if is_picture(part) else part) for part in content]
 
 
 def readable_form(render: Callable[[Any], str]) -> ContentForm | None:
@@ -87,14 +88,14 @@ def _forms(template: str, tools: list[dict[str, Any]] | None) -> dict[str, Conte
 
 
 @lru_cache(maxsize=64)
-def pictures_of_template(template: str) -> Mapping[str, str]:
-    """The name in PICTURE_PARTS of the part that makes a chat template write a picture, by the message's role. Roles in
-    whose messages it writes none are left out."""
+def pictures_of_template(template: str, kind: str = "image") -> Mapping[str, str]:
+    """The name in PICTURE_PARTS[kind] of the part that makes a chat template write a picture, by the message's role.
+    Roles in whose messages it writes none are left out."""
     forms = dict(forms_of_template(template))
     tools = None if _forms(template, None) else [PROBE_TOOL]
     found = {}
     for role in ("user", "assistant", "system", "developer", "tool"):
-        for name, part in PICTURE_PARTS.items():
+        for name, part in PICTURE_PARTS[kind].items():
             if _writes(template, role, dict(part), forms, tools):
                 found[role] = name
                 break
@@ -110,7 +111,7 @@ def words_of_picture(template: str) -> str | None:
     before, after = ({"type": "text", "text": word} for word in _WORDS)
     forms = forms_of_template(template)
     between = []
-    for parts in ([before, dict(PICTURE_PARTS[name]), after], [before, after]):
+    for parts in ([before, dict(PICTURE_PARTS["image"][name]), after], [before, after]):
         text = probed(template, _conversation("user", parts, forms), None)
         start, end = (text.lower().find(word) for word in _WORDS)
         between.append(text[start + len(_WORDS[0]) : end])

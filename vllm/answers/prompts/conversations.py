@@ -27,13 +27,14 @@ def normal_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def named_conversations(
-    messages: Any, keeps_parts: bool = False, why_no_pictures: str | None = _NO_PICTURES
+    messages: Any, keeps_parts: bool = False, why_no_pictures: str | None = _NO_PICTURES, takes_videos: bool = False
 ) -> list[tuple[str, list[dict[str, Any]]]]:
     """(name in errors, messages as templates take them) of one conversation, or of a list of them.
 
     Args:
         keeps_parts: a content that came in parts is a list of text parts, and of pictures (`picture_part`).
         why_no_pictures: parts may be texts alone, for this reason; None: they may be pictures, too.
+        takes_videos: where they may be pictures, they may be videos, too.
 
     Raises:
         VLLMValidationError: a malformed message; its index is named.
@@ -53,7 +54,7 @@ def named_conversations(
         (
             name,
             [
-                _check_message(f"{name}[{index}]", message, keeps_parts, why_no_pictures)
+                _check_message(f"{name}[{index}]", message, keeps_parts, why_no_pictures, takes_videos)
                 for index, message in enumerate(conversation)
             ],
         )
@@ -91,7 +92,9 @@ def has_pictures(content: str | Sequence[Mapping[str, Any]]) -> bool:
     return not isinstance(content, str) and any(is_picture(part) for part in content)
 
 
-def _check_message(name: str, message: Any, keeps_parts: bool, why_no_pictures: str | None) -> dict[str, Any]:
+def _check_message(
+    name: str, message: Any, keeps_parts: bool, why_no_pictures: str | None, takes_videos: bool
+) -> dict[str, Any]:
     """The message with the arguments of its tool calls as objects, and its content as parts or one text."""
     if not isinstance(message, Mapping):
         raise wrong_type(name, message, "a dict with role and content")
@@ -102,18 +105,18 @@ def _check_message(name: str, message: Any, keeps_parts: bool, why_no_pictures: 
     result = {key: value for key, value in message.items() if key != "tool_calls"}
     if tool_calls:
         result["tool_calls"] = tool_calls
-    content = _check_content(name, message, bool(tool_calls), why_no_pictures)
+    content = _check_content(name, message, bool(tool_calls), why_no_pictures, takes_videos)
     result["content"] = content if keeps_parts else content_text(content)
     return result
 
 
 def _check_content(
-    name: str, message: Mapping[str, Any], has_tool_calls: bool, why_no_pictures: str | None
+    name: str, message: Mapping[str, Any], has_tool_calls: bool, why_no_pictures: str | None, takes_videos: bool
 ) -> str | list[dict[str, Any]]:
     """The content; without one the refusal, or nothing beside tool calls."""
     content = message.get("content")
     if content is not None:
-        return checked_content(f"{name}.content", content, why_no_pictures)
+        return checked_content(f"{name}.content", content, why_no_pictures, takes_videos)
     if message.get("refusal") is not None:
         return _check_text(f"{name}.refusal", message["refusal"])
     if has_tool_calls or any(isinstance(message.get(each), str) for each in ("reasoning", "reasoning_content")):
@@ -121,16 +124,18 @@ def _check_content(
     raise VLLMValidationError(f"{name} has no content", f"{name}.content")
 
 
-def checked_content(name: str, content: Any, why_no_pictures: str | None) -> str | list[dict[str, Any]]:
+def checked_content(
+    name: str, content: Any, why_no_pictures: str | None, takes_videos: bool = False
+) -> str | list[dict[str, Any]]:
     """A content as `named_conversations` has it, with its parts; arguments and errors as there."""
     if isinstance(content, str):
         return _check_text(name, content)
     if not _is_list(content):
         raise wrong_type(name, content, "a string or a list of text parts")
-    return [_check_part(f"{name}[{index}]", part, why_no_pictures) for index, part in enumerate(content)]
+    return [_check_part(f"{name}[{index}]", part, why_no_pictures, takes_videos) for index, part in enumerate(content)]
 
 
-def _check_part(place: str, part: Any, why_no_pictures: str | None) -> dict[str, Any]:
+def _check_part(place: str, part: Any, why_no_pictures: str | None, takes_videos: bool) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": _check_text(place, part)}
     if not isinstance(part, Mapping):
@@ -147,9 +152,9 @@ def _check_part(place: str, part: Any, why_no_pictures: str | None) -> dict[str,
         text = _check_text(f"{place}.{key}", part.get(key))
         # Some templates ask for keys of their own, such as languages.
         return {**{name: value for name, value in part.items() if name != key}, "type": "text", "text": text}
-    if why_no_pictures is None and (picture := picture_part(place, part)) is not None:
+    if why_no_pictures is None and (picture := picture_part(place, part, takes_videos)) is not None:
         return picture
-    known = "only 'text' and pictures can be read"
+    known = f"only 'text' and pictures{' and videos' if takes_videos else ''} can be read"
     if why_no_pictures is not None:
         known = f"only 'text' can be read: {why_no_pictures}" if why_no_pictures else "only 'text' can be read"
     raise VLLMValidationError(f"{place} is of type {shown(kind)}, and {known}", place, kind)

@@ -1,4 +1,4 @@
-"""Pictures among the parts of a content, in the forms that clients have for them."""
+"""Pictures and videos among the parts of a content, in the forms that clients have for them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.media import PictureSource
+from vllm.inputs.picture_rows import ROWS
 from vllm.logger import init_logger, warn_once
 from vllm.utils.checks import asks_for_nothing, wrong_type
 
@@ -21,27 +22,29 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "input_image": ("image_url",),
     "image": ("image", "image_url", "url", "base64", "source"),
     "image_pil": ("image_pil",),
+    "image_embeds": ("image_embeds",),
 }
+_VIDEO_KINDS: dict[str, tuple[str, ...]] = {"video_url": ("video_url",), "video": ("video", "video_url", "url")}
 _OTHER_KEYS = {"type", "detail", "uuid", "cache_control", "prompt_cache_breakpoint"}
 _DETAILS = ("auto", "low", "high", "original")
-_EMBEDS = "rows of a picture tower (image_embeds) are not taken in conversations: send the picture"
 
 
 def is_picture(part: Mapping[str, Any]) -> bool:
-    """Whether a part of `named_conversations` is a picture."""
+    """Whether a part of `named_conversations` is a picture or a video; its type says which."""
     return isinstance(part.get(SOURCE), PictureSource)
 
 
 def is_picture_kind(kind: Any) -> bool:
-    """Whether parts of this type are pictures."""
-    return isinstance(kind, str) and kind in _KINDS
+    """Whether parts of this type are pictures or videos."""
+    return isinstance(kind, str) and kind in _KINDS | _VIDEO_KINDS
 
 
-def picture_part(name: str, part: Mapping[str, Any]) -> dict[str, Any] | None:
+def picture_part(name: str, part: Mapping[str, Any], takes_videos: bool = False) -> dict[str, Any] | None:
     """A part as `is_picture` knows it; None: it is no picture.
 
     Args:
         name: the part, in errors.
+        takes_videos: whether it may be a video, too.
 
     Raises:
         VLLMValidationError: a picture that is malformed, or of a form that is not read.
@@ -49,10 +52,10 @@ def picture_part(name: str, part: Mapping[str, Any]) -> dict[str, Any] | None:
     kind = part.get("type")
     if kind is None:
         # Upstream's clients may leave it out.
-        kind = next((each for each in ("image_url", "image_pil", "image") if each in part), None)
-    if kind == "image_embeds":
-        raise VLLMValidationError(f"{name}: {_EMBEDS}", name, kind)
-    keys = _KINDS.get(kind) if isinstance(kind, str) else None
+        kind = next((each for each in ("image_url", "image_pil", "image_embeds", "image") if each in part), None)
+    medium, keys = "image", _KINDS.get(kind) if isinstance(kind, str) else None
+    if keys is None and takes_videos and kind in _VIDEO_KINDS:
+        medium, keys = "video", _VIDEO_KINDS[kind]
     if keys is None:
         return None
     for key, value in part.items():
@@ -60,10 +63,10 @@ def picture_part(name: str, part: Mapping[str, Any]) -> dict[str, Any] | None:
             known = ", ".join(keys)
             message = f"{name} has an unknown field {shown(key)}; a picture of type {kind!r} has {known}"
             raise VLLMValidationError(message, f"{name}.{key}")
-    return {"type": "image", SOURCE: _source(name, part, keys)}
+    return {"type": medium, SOURCE: _source(name, part, keys, medium)}
 
 
-def _source(name: str, part: Mapping[str, Any], keys: tuple[str, ...]) -> PictureSource:
+def _source(name: str, part: Mapping[str, Any], keys: tuple[str, ...], medium: str) -> PictureSource:
     uuid = _checked_uuid(name, part.get("uuid"))
     detail = part.get("detail")
     given = [key for key in keys if part.get(key) is not None]
@@ -73,20 +76,28 @@ def _source(name: str, part: Mapping[str, Any], keys: tuple[str, ...]) -> Pictur
     if not given:
         if uuid is None:
             raise VLLMValidationError(f"{name}.{keys[0]} is required", f"{name}.{keys[0]}")
-        return PictureSource(name, uuid=uuid)
+        return PictureSource(name, uuid=uuid, kind=medium)
     key = given[0]
     place, value = f"{name}.{key}", part[key]
+    if key == ROWS:
+        # A tensor or what torch.save writes in base64, or several of these by their names.
+        return PictureSource(place, image=dict(value) if isinstance(value, Mapping) else {ROWS: value}, uuid=uuid)
     if key == "source":
         return _block_source(place, value, uuid)
-    if key == "image_url" and isinstance(value, Mapping):
+    if key in ("image_url", "video_url") and isinstance(value, Mapping):
         detail = value.get("detail", detail)
         uuid = uuid or _checked_uuid(place, value.get("uuid"))
         if value.get("url") is None and uuid is not None:
-            return PictureSource(name, uuid=uuid)
+            return PictureSource(name, uuid=uuid, kind=medium)
         place, value = f"{place}.url", value.get("url")
     _check_detail(name, detail)
     if isinstance(value, str):
-        return PictureSource(place, **{"data" if key == "base64" else "url": value}, uuid=uuid)
+        return PictureSource(place, **{"data" if key == "base64" else "url": value}, uuid=uuid, kind=medium)
+    if medium == "video":
+        frames = value[0] if isinstance(value, tuple) and value else value
+        if key != "video" or not (_is_image(frames) or (isinstance(frames, list) and all(map(_is_image, frames)))):
+            raise wrong_type(place, value, "a video's URL")
+        return PictureSource(place, image=value, uuid=uuid, kind=medium)
     if key in ("image", "image_pil") and _is_image(value):
         return PictureSource(place, image=value, uuid=uuid)
     raise wrong_type(place, value, "a picture's URL" if key != "image_pil" else "a PIL image")

@@ -59,8 +59,9 @@ def written_conversations(
     messages: Any, tokenizer: Tokenizer | None, *, why_no_pictures: str | None = "", **options: Any
 ) -> list[Written]:
     """`render_texts`, with what else is known of each prompt. `why_no_pictures`: see `named_conversations`; None needs
-    `picture_text`, the model's word for a picture, in place of which the engine puts it."""
-    conversations = named_conversations(messages, True, why_no_pictures)
+    `picture_text`, the model's word for a picture, in place of which the engine puts it; with `video_text`, one for a
+    video, there may be videos."""
+    conversations = named_conversations(messages, True, why_no_pictures, bool(options.get("video_text")))
     writer = ChatWriter(tokenizer, **options)
     return [writer.write(name, conversation) for name, conversation in conversations]
 
@@ -69,7 +70,7 @@ def picture_options(processor: InputProcessor) -> dict[str, Any]:
     """The arguments of `written_conversations` that say whether and how the engine's model reads pictures."""
     if (why_not := processor.model_config.why_no_images) or processor.tokenizer is None:
         return {"why_no_pictures": why_not}
-    options = {"why_no_pictures": None, "picture_text": processor.picture_text}
+    options = {"why_no_pictures": None, "picture_text": processor.picture_text, "video_text": processor.video_text}
     # Where pictures are whole prompts, models have no template.
     template = getattr(processor.pictures, "chat_template", None)
     return options if template is None else options | {"usual_template": template}

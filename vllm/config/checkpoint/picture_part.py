@@ -13,12 +13,13 @@ _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 # Models of two towers, by model_type.
 _PAIRS = ("clip", "siglip", "siglip2")
-# Models whose text decoder runs, by model_type: why their pictures are not read.
-_NOT_READ = {
-    "gemma3n": "Gemma 3n's tower is no module of transformers, but one of timm",
+# Packages of transformers' picture parts, beside Pillow, by model_type.
+_NEEDED = {
+    "cohere2_vision": ("torchvision",),
+    "gemma3n": ("timm", "torchvision"),
+    "lfm2_vl": ("torchvision",),
+    "llama4": ("torchvision",),
 }
-# Their processor is in transformers for torchvision alone.
-_FOR_TORCHVISION = ("cohere2_vision", "lfm2_vl", "llama4")
 
 
 def why_no_pictures(raw: dict[str, Any], folder: Path) -> str:
@@ -28,11 +29,10 @@ def why_no_pictures(raw: dict[str, Any], folder: Path) -> str:
         return "this model reads text only"
     if not any((folder / name).is_file() for name in _PROCESSORS):
         return f"the model's folder has no {' or '.join(_PROCESSORS)}"
-    kind = whole.get("model_type")
-    if kind in _NOT_READ:
-        return _NOT_READ[kind]
-    if kind in _FOR_TORCHVISION and importlib.util.find_spec("torchvision") is None:
-        return "transformers' picture processor of this model needs torchvision, which is missing"
+    missing = [name for name in _NEEDED.get(str(whole.get("model_type")), ()) if importlib.util.find_spec(name) is None]
+    if missing:
+        names = " and ".join(missing)
+        return f"transformers' parts of this model that read pictures need {names}: pip install {' '.join(missing)}"
     return ""
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 OWN_SETTINGS = "config_sentence_transformers.json"
+MODULES = "modules.json"
+_FOLDER = re.compile(r"\w[\w.-]*")
 
 
 def read_json(path: Path) -> Any:
@@ -72,9 +75,29 @@ class Module:
         return value
 
 
+def sentence_folder(folder: Path) -> Path:
+    """The folder of a model's modules.json: its own, or the one above that has the model in its first module."""
+    above = folder.parent
+    return above if not (folder / MODULES).is_file() and first_module(above) == folder else folder
+
+
+def first_module(folder: Path) -> Path:
+    """The folder of the model that modules.json is about: its first module's where that has a config.json, or this."""
+    try:
+        listed = read_json(folder / MODULES)
+    except ValueError:
+        return folder  # an error where it is read
+    entry = listed[0] if isinstance(listed, list) and listed else None
+    place = entry.get("path") if isinstance(entry, dict) else None
+    if not isinstance(place, str) or not _FOLDER.fullmatch(place) or (folder / "config.json").is_file():
+        return folder
+    return folder / place if (folder / place / "config.json").is_file() else folder
+
+
 def read_modules(folder: Path) -> list[Module] | None:
     """The entries of modules.json; None: there is no such file. ValueError: it is no list of modules."""
-    path, where = folder / "modules.json", f"{folder.name}/modules.json"
+    folder = sentence_folder(folder)
+    path, where = folder / MODULES, f"{folder.name}/{MODULES}"
     if not path.is_file():
         return None
     listed = read_json(path)
@@ -94,7 +117,7 @@ def read_modules(folder: Path) -> list[Module] | None:
 
 def own_settings(folder: Path) -> dict[str, Any]:
     """config_sentence_transformers.json; {}: there is none."""
-    return read_object(folder / OWN_SETTINGS) or {}
+    return read_object(sentence_folder(folder) / OWN_SETTINGS) or {}
 
 
 def transformer_settings(folder: Path) -> tuple[dict[str, Any], str]:

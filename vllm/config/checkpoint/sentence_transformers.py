@@ -36,6 +36,8 @@ SPARSE_ENDING = "SpladeSparseEmbeddingModel"
 TOKEN_HEADS = "BgeM3EmbeddingModel"
 """Upstream's name of an XLM-RoBERTa with layers on single tokens."""
 
+_MODELS = ("Transformer", "CLIPModel")
+
 ACTIVATIONS = ("identity", "sigmoid", "softmax", "tanh")
 
 
@@ -230,12 +232,14 @@ def read_pooling(folder: Path) -> SentencePooling | None:
             return None
         elif kind == "MultiVectorMask":
             of_tokens = True
-        elif kind not in ("Transformer", "Dropout"):
+        elif kind not in (*_MODELS, "Dropout"):
             raise ValueError(f"{where}: the module {module.type} is not supported")
         if modes and kind in ("Dense", "Normalize"):
             _check_reads_pooled(module)
-    if not modules or [module.kind for module in modules].count("Transformer") > 1 or modules[0].kind != "Transformer":
+    if [module.kind in _MODELS for module in modules] != [True, *[False] * (len(modules) - 1)]:
         raise ValueError(f"{where}: the first module, and no other, must be a Transformer")
+    if modules[0].kind == "CLIPModel" and [each.kind for each in modules[1:]] not in ([], ["Normalize"]):
+        raise ValueError(f"{where}: only Normalize is supported after a CLIPModel")
     normalize = bool(layers) and layers[-1].kind == "Normalize"
     last = tuple(layers[:-1] if normalize else layers)
     if of_tokens or (last and not modes):

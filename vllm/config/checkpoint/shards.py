@@ -8,6 +8,15 @@ from pathlib import Path
 LIST_NAME = "model.mapped.json"
 """In a folder of weights, beside the file of all others, the list of what stays in other files."""
 
+TOWER_NAME = "mmproj.safetensors"
+"""In a folder of weights, the file of a picture tower that came in a file of its own."""
+
+
+def tower_files(folder: Path) -> list[Path]:
+    """The files that hold a folder's picture tower; errors as of `shard_files`."""
+    own = folder / TOWER_NAME
+    return [own] if own.is_file() else shard_files(folder)
+
 
 def shard_files(folder: Path) -> list[Path]:
     """The files that hold a folder's weights, and the list of mapped ones; ValueError without any, for a broken index,

@@ -107,6 +107,9 @@ _ARCHITECTURES = {
     # These differ from the decoders of text by the positions that pictures have.
     "glm4v_text": "Glm4ForCausalLM",
     "glm4v_moe_text": "Glm4MoeForCausalLM",
+    "glm_ocr_text": "Glm4ForCausalLM",
+    "paddleocr_vl_text": "LlamaForCausalLM",
+    "deepseek_ocr2_text": "DeepseekV2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
@@ -174,8 +177,14 @@ def _by_transformers(raw: dict[str, Any]) -> dict[str, Any]:
     if kind in ("aya_vision", "cohere2_vision"):
         # The whole model's head has no scale.
         own["logit_scale"] = 1.0
-    if text.model_type == "glm4v_text":
+    if text.model_type == "paddleocr_vl_text":
+        bias = own.pop("use_bias", False)
+        own |= {"attention_bias": bias, "mlp_bias": bias}
+    if text.model_type == "deepseek_ocr2_text":
+        own["use_mla"] = False
+    if text.model_type in ("glm4v_text", "glm_ocr_text"):
         # Glm4ForCausalLM's defaults are others.
+        own.setdefault("attention_bias", text.model_type == "glm4v_text")
         own.setdefault("head_dim", text.hidden_size // text.num_attention_heads)
         own["rope_parameters"] = {"partial_rotary_factor": 1.0} | own["rope_parameters"]
     return own

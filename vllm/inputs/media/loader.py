@@ -13,33 +13,37 @@ from typing import Any
 
 from vllm import envs
 from vllm.exceptions import QueueOverflowError, VLLMValidationError, shown
-from vllm.inputs.images import MAX_IMAGES, PlacedImage
+from vllm.inputs.images import KINDS, MAX_IMAGES, PlacedImage
 from vllm.inputs.media.access import MediaAccess
 from vllm.inputs.media.decoding import check_size, decoded
 from vllm.inputs.media.sources import PictureSource
+from vllm.inputs.videos import GivenVideo, as_videos
 
 MAX_REQUEST_PIXELS = 2**28
 """The most pixels of a request's pictures together."""
 MAX_HELD_PIXELS = 2**30
 """The most pixels of pictures that a server's requests in progress hold together; a further request may try again."""
+_FRAMES_A_SECOND = 2.0  # upstream's, of videos that come as frames
 _MAX_FETCHES = 8  # at once, of all requests
 
 
 @dataclass(frozen=True)
 class LoadedPictures:
-    """Pictures of a prompt, in their order: PIL images or what the caller had; None: known by its uuid. `places`: their
-    fields of a request; empty: there is none."""
+    """Pictures of a prompt, in their order: PIL images, GivenVideos or what the caller had; None: known by its uuid.
+    `places`: their fields of a request; empty: there is none. `kinds`: "image" or "video" of each; empty: all are
+    images."""
 
     images: tuple[Any, ...]
     uuids: tuple[str | None, ...]
     places: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
 
 
 class PictureLoader:
     """Loads the pictures that requests describe, so many a prompt. `load` belongs to one event loop."""
 
-    def __init__(self, access: MediaAccess, most: int = MAX_IMAGES) -> None:
-        self._access, self._most = access, most
+    def __init__(self, access: MediaAccess, most: int = MAX_IMAGES, most_videos: int = MAX_IMAGES) -> None:
+        self._access, self._most, self._most_videos = access, most, most_videos
         self._fetches = asyncio.Semaphore(_MAX_FETCHES)
 
     async def load(self, sources: Sequence[PictureSource], most: int | None = None) -> LoadedPictures:
@@ -60,30 +64,33 @@ class PictureLoader:
             for task in tasks:
                 task.cancel()
             raise
-        return LoadedPictures(tuple(images), tuple(each.uuid for each in sources), tuple(each.name for each in sources))
+        places = tuple(each.name for each in sources)
+        return LoadedPictures(tuple(images), _uuids(sources), places, tuple(each.kind for each in sources))
 
     def load_now(self, sources: Sequence[PictureSource]) -> LoadedPictures:
         """`load` for callers without an event loop, or in one that may wait."""
         self._check_count(sources, self._most)
-        if any(each.scheme in ("http", "https") for each in sources):
+        if any(each.scheme in ("http", "https") and each.kind == "image" for each in sources):
             # Another event loop needs another loader.
-            other = PictureLoader(self._access, self._most)
+            other = PictureLoader(self._access, self._most, self._most_videos)
             with ThreadPoolExecutor(1) as thread:
                 return thread.submit(lambda: asyncio.run(other.load(sources))).result()
         held = _Held()
         images = tuple(self._made(each, held) for each in sources)
-        return LoadedPictures(images, tuple(each.uuid for each in sources))
+        return LoadedPictures(images, _uuids(sources), kinds=tuple(each.kind for each in sources))
 
     def _check_count(self, sources: Sequence[PictureSource], most: int) -> None:
         """Before any of them is fetched or decoded."""
-        if len(sources) > most:
-            field = sources[0].name.partition("[")[0]
-            message = f"{field}: there are {len(sources)} pictures; limit_mm_per_prompt allows {most}"
-            raise VLLMValidationError(message, field, len(sources))
+        for kind, limit in (("image", most), ("video", self._most_videos)):
+            count = sum(each.kind == kind for each in sources)
+            if count > limit:
+                field = sources[0].name.partition("[")[0]
+                message = f"{field}: there are {count} {KINDS[kind]}; limit_mm_per_prompt allows {limit}"
+                raise VLLMValidationError(message, field, count)
 
     async def _load(self, source: PictureSource, held: _Held) -> Any:
         run = asyncio.get_running_loop().run_in_executor
-        if source.scheme not in ("http", "https"):
+        if source.scheme not in ("http", "https") or source.kind == "video":
             return await run(_decoders(), self._made, source, held)
         try:
             from vllm.inputs.media.fetching import fetched
@@ -96,7 +103,9 @@ class PictureLoader:
             return await run(_decoders(), held.made, source.name, lambda reserve: decoded(source.name, data, reserve))
 
     def _made(self, source: PictureSource, held: _Held) -> Any:
-        """The picture of a source that is here."""
+        """The picture of a source that is here, or the video."""
+        if source.kind == "video":
+            return _video(source, held)
         if source.image is not None:
             size = getattr(source.image, "size", None)
             if isinstance(size, tuple) and len(size) == 2:
@@ -120,16 +129,39 @@ def with_pictures(
 ) -> dict[str, Any]:
     """The prompt with its pictures, as the engine takes it. `options`: mm_processor_kwargs of the request."""
     made = dict(prompt)
-    if pictures.images:
-        images: Sequence[Any] = pictures.images
-        if pictures.places:
-            images = [PlacedImage(*each) for each in zip(images, pictures.places, strict=True)]
-        made["multi_modal_data"] = {"image": list(images)}
+    images: Sequence[Any] = pictures.images
+    if pictures.places:
+        images = [PlacedImage(*each) for each in zip(images, pictures.places, strict=True)]
+    kinds = pictures.kinds or ("image",) * len(images)
+    for kind in dict.fromkeys(kinds):
+        chosen = [number for number, other in enumerate(kinds) if other == kind]
+        made.setdefault("multi_modal_data", {})[kind] = [images[number] for number in chosen]
         if any(each is not None for each in pictures.uuids):
-            made["multi_modal_uuids"] = {"image": list(pictures.uuids)}
+            made.setdefault("multi_modal_uuids", {})[kind] = [pictures.uuids[number] for number in chosen]
     if options:
         made["mm_processor_kwargs"] = dict(options)
     return made
+
+
+def _uuids(sources: Sequence[PictureSource]) -> tuple[str | None, ...]:
+    return tuple(each.uuid for each in sources)
+
+
+def _video(source: PictureSource, held: _Held) -> Any:
+    """The video of a source; None: it is known by its uuid."""
+    if source.image is not None:
+        (given,) = as_videos(source.image)
+        return given
+    if source.url is None:
+        return None
+    files = source.inline_frames()
+
+    def frame(data: bytes) -> Any:
+        return held.made(source.name, lambda reserve: decoded(source.name, data, reserve))
+
+    count, rate = len(files), _FRAMES_A_SECOND
+    said = {"fps": rate, "duration": count / rate, "frames_indices": list(range(count)), "video_backend": "video/jpeg"}
+    return GivenVideo([frame(data) for data in files], {**said, "total_num_frames": count, "do_sample_frames": False})
 
 
 class _AllPixels:

@@ -1,4 +1,4 @@
-"""One picture as a request describes it."""
+"""One picture or video as a request describes it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _SPACES = str.maketrans("", "", " \t\n\r\f\v")
 
 @dataclass(frozen=True, eq=False)
 class PictureSource:
-    """A picture that has not been loaded.
+    """A picture or a video that has not been loaded.
 
     Attributes:
         name: the request's field, in errors.
         url: a data:, http:, https: or file: URL; None: there is another source.
         data: base64 of a file.
-        image: a PIL image, an array or a tensor.
+        image: a PIL image, an array or a tensor; a video's frames.
         uuid: the caller's name for it. With nothing else, it was sent before.
+        kind: "image" or "video".
     """
 
     name: str
@@ -31,12 +32,29 @@ class PictureSource:
     data: str | None = None
     image: Any = None
     uuid: str | None = None
+    kind: str = "image"
 
     @property
     def scheme(self) -> str:
         """The URL's scheme in lower case; "": it has none, or there is no URL."""
         scheme, mark, _ = (self.url or "").partition(":")
         return scheme.strip().lower() if mark else ""
+
+    def inline_frames(self) -> list[bytes]:
+        """The files of a video's frames, which the request itself has.
+
+        Raises:
+            VLLMValidationError: it is another video, of which nothing here makes frames, or not base64.
+        """
+        head, comma, text = (self.url or "").partition(",")
+        kind, *options = (option.strip().lower() for option in head.strip()[len("data:") :].split(";"))
+        if self.scheme != "data" or kind != "video/jpeg" or not comma or "base64" not in options:
+            message = (
+                f"{self.name} must be a video's frames, data:video/jpeg;base64,FRAME,FRAME...: other videos are not "
+                "decoded here; make frames of them (with PyAV or OpenCV, say)"
+            )
+            raise VLLMValidationError(message, self.name)
+        return [base64_bytes(self.name, frame) for frame in (unquote(text) if "%" in text else text).split(",")]
 
     def inline_bytes(self) -> bytes:
         """The file that the request itself has.

@@ -24,7 +24,7 @@ from torch import Tensor
 from vllm import envs
 from vllm.config.checkpoint.local_model import all_parts
 from vllm.config.checkpoint.mapped_tensors import Place, add_files, file_identity, write_list
-from vllm.config.checkpoint.shards import LIST_NAME
+from vllm.config.checkpoint.shards import LIST_NAME, TOWER_NAME
 from vllm.config.checkpoint.weight_files import check_range, progress_bar
 from vllm.loader.gguf.architectures import ARCHITECTURES, REFUSED
 from vllm.loader.gguf.changes import EVERYWHERE, Weight, stacked
@@ -32,6 +32,7 @@ from vllm.loader.gguf.config_parts import NULL, Config
 from vllm.loader.gguf.encoders import DENSE, classifier, write_pooling
 from vllm.loader.gguf.file import GGUFFile
 from vllm.loader.gguf.header import GGUFHeader
+from vllm.loader.gguf.mmproj import whole_model
 from vllm.loader.gguf.special import sampling, special_ids
 from vllm.loader.gguf.tokenizer import MORE_TEMPLATES, write_tokenizer
 from vllm.loader.gguf.unread import check_unread
@@ -44,6 +45,7 @@ logger = init_logger(__name__)
 _FORMAT = 13
 _WEIGHTS = "model.safetensors"
 _NUM_THREADS = 2
+_WITH_TOWER = "-mmproj-"  # in the names of folders
 # Tensors that are added to others, not multiplied with.
 _ADDED = ("position_embd", "token_types")
 # Values that choose experts, and those of states, keep float32, as in checkpoints.
@@ -79,6 +81,37 @@ def converted_folder(
         # A conversion that did without it.
         _add_tokenizer(GGUFFile(path), folder)
     return folder
+
+
+def folder_with_tower(decoder: Path, model: Path, mmproj: Path, dtype: str) -> Path:
+    """The folder of `decoder`, which `converted_folder` made of the .gguf file `model`, with the picture tower of
+    another file; made if missing. Errors as there."""
+    digest = _remembered_sha256(mmproj, envs.cache_root() / "gguf")
+    folder = decoder.with_name(f"{decoder.name}{_WITH_TOWER}{digest[:16]}")
+    own = {"config.json", "tokenizer_config.json"}
+    text = json.loads((decoder / "config.json").read_text(encoding="utf-8"))
+    file = GGUFFile(mmproj)
+    whole = whole_model(file, GGUFFile(model), text)
+    if not (folder / _WEIGHTS).is_file():
+        with _becoming(folder) as temporary:
+            planned = [_Planned(weight, file, getattr(torch, dtype), False) for weight in whole.weights]
+            _write_weights(planned, temporary / TOWER_NAME, False)
+            for name, content in {"config.json": whole.config, **whole.processor}.items():
+                _write_json(temporary / name, content)
+            _link_others(decoder, temporary, own)
+    # The decoder's tokenizer may have come later.
+    _link_others(decoder, folder, own)
+    source, target = decoder / "tokenizer_config.json", folder / "tokenizer_config.json"
+    if source.is_file() and not target.is_file():
+        _write_json(target, json.loads(source.read_text(encoding="utf-8")) | whole.tokenizer)
+    return folder
+
+
+def _link_others(decoder: Path, folder: Path, own: set[str]) -> None:
+    for item in decoder.iterdir():
+        if item.name not in own:
+            with contextlib.suppress(FileExistsError):
+                (folder / item.name).symlink_to(Path("..", decoder.name, item.name))
 
 
 def _convert(
@@ -209,7 +242,7 @@ def _add_tokenizer(file: GGUFFile, folder: Path) -> None:
 def _copy_tokenizer(siblings: Path, folder: Path) -> bool:
     """Take the tokenizer of the same file's conversion to another dtype, if there is one."""
     for other in siblings.iterdir():
-        if other.name.startswith(".") or not (other / "tokenizer.json").is_file():
+        if other.name.startswith(".") or _WITH_TOWER in other.name or not (other / "tokenizer.json").is_file():
             continue
         for item in other.iterdir():
             if item.name.startswith(("tokenizer", "special_tokens", "chat_template")):
@@ -282,7 +315,8 @@ def hf_config(file: GGUFFile, dtype: str) -> Config:
     """The contents of config.json; ValueError for an unsupported architecture, or a value that the header lacks."""
     architecture = file.metadata.get("general.architecture", "")
     if (kind := file.metadata.get("general.type", "model")) != "model":
-        raise ValueError(f"{file.path.name}: general.type must be model, got {kind!r}")
+        beside = "; it is passed as mmproj, beside its text decoder" if kind == "mmproj" else ""
+        raise ValueError(f"{file.path.name}: general.type must be model, got {kind!r}{beside}")
     if (reason := REFUSED.get(architecture)) is not None:
         raise ValueError(f"{file.path.name}: general.architecture={architecture} is not supported: {reason}")
     if (row := ARCHITECTURES.get(architecture)) is None:

@@ -16,6 +16,8 @@ from vllm.config.checkpoint.text_part import MARK, RETRIEVERS, WHOLE
 _SECTIONS = {
     "glm4v_moe_text": (8, 12, 12),
     "glm4v_text": (8, 12, 12),
+    "glm_ocr_text": (8, 12, 12),
+    "paddleocr_vl_text": (16, 24, 24),
     "qwen2_5_vl_text": (16, 24, 24),
     "qwen2_vl_text": (16, 24, 24),
     "qwen3_vl_moe_text": (24, 20, 20),
@@ -38,18 +40,31 @@ class Whole(NamedTuple):
 # Arguments of transformers' forward pass that ask nothing of a decoder beyond the rows and the positions.
 _USUAL = frozenset(
     (
-        "self input_ids pixel_values attention_mask position_ids cache past_key_values inputs_embeds "
-        "mm_encoder_outputs labels use_cache image_sizes vision_feature_layer vision_feature_select_strategy "
-        "image_grid_thw "
-        "pixel_attention_mask spatial_shapes image_hidden_states kwargs pixel_values_videos video_grid_thw "
+        "self input_ids attention_mask position_ids cache past_key_values inputs_embeds mm_encoder_outputs labels "
+        "use_cache vision_feature_select_strategy image_hidden_states kwargs pixel_values_videos video_grid_thw "
         "image_sizes_videos vision_aspect_ratio batch_num_images cache_position logits_to_keep output_attentions "
         "output_hidden_states return_dict rope_deltas second_per_grid_ts lm_kwargs"
     ).split()
 )
 
 
+# Models whose towers take the patches of several pictures in a row and let each see its own alone, by model_type: that
+# no bit of a picture depends on others is tested.
+_JOINING = frozenset(
+    (
+        "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe exaone4_5 glm4v glm4v_moe glm46v glm_ocr "
+        "hyperclovax_vision_v2 lfm3_vl"
+    ).split()
+)
+# Models whose videos were compared, by model_type.
+_WITH_VIDEOS = frozenset(
+    (
+        "qwen2_vl qwen2_5_vl qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe smolvlm internvl llava_onevision "
+        "glm4v glm4v_moe glm46v"
+    ).split()
+)
 # Models whose forward pass takes more, which is done here or is of other media: the tests compare them.
-_COMPARED = frozenset({"gemma4", "gemma4_unified", "ovis2"})
+_COMPARED = frozenset({"gemma3n", "gemma4", "gemma4_unified", "ovis2"})
 
 
 @dataclass(frozen=True)
@@ -95,6 +110,32 @@ class PictureFamily:
         return (self.row_id, *self.marker_ids)
 
     @property
+    def joins_pictures(self) -> bool:
+        """Whether a run of the tower may have several pictures without a change of any."""
+        return self.config.model_type in _JOINING
+
+    @property
+    def reads_videos(self) -> bool:
+        """Whether its processor makes videos of frames, and its tower reads these."""
+        return self.config.model_type in _WITH_VIDEOS and not self.is_retriever
+
+    @property
+    def has_video_tower(self) -> bool:
+        """Whether videos are given to `get_video_features`; otherwise their frames are pictures."""
+        return hasattr(self.base, "get_video_features")
+
+    @property
+    def video_arguments(self) -> tuple[str, ...]:
+        """The tower's arguments of a video."""
+        return tuple(inspect.signature(self.base.get_video_features).parameters) if self.has_video_tower else ()
+
+    @property
+    def all_row_ids(self) -> tuple[int, ...]:
+        """`row_ids`, and the token of a video's rows where there is one."""
+        video_id = getattr(self.config, "video_token_id", None) if self.reads_videos else None
+        return (*self.row_ids, video_id) if isinstance(video_id, int) else self.row_ids
+
+    @property
     def filler_id(self) -> int | None:
         """The token whose further inputs to layers are those of a row; None: layers take nothing further."""
         text = self.config.get_text_config()
@@ -103,8 +144,13 @@ class PictureFamily:
     @property
     def parts_of_a_row(self) -> int:
         """How many embeddings a row of the tower is: its token's, and those that are added after the first layers."""
+        return 1 + self.num_added_to
+
+    @property
+    def num_added_to(self) -> int:
+        """After how many layers, the first ones, something of a row is added."""
         tower = getattr(self.config, "vision_config", None)
-        return 1 + len(getattr(tower, "deepstack_visual_indexes", None) or ())
+        return len(getattr(tower, "deepstack_visual_indexes", None) or ())
 
 
 def whole_blocks(raw: Mapping[str, Any]) -> Whole | None:
@@ -164,7 +210,7 @@ def _more_than_rows(family: PictureFamily) -> str:
     if family.config.model_type in _COMPARED:
         return ""
     forward = inspect.unwrap(family.base.forward)
-    known = set(_USUAL)
+    known = set(_USUAL) | set(inspect.signature(family.base.get_image_features).parameters)
     if family.has_axes or family.is_retriever:
         known.add("mm_token_type_ids")
     if family.whole_blocks is not None or family.is_retriever:

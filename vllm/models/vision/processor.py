@@ -1,14 +1,17 @@
-"""From pictures and a prompt to what the engine takes: transformers' own processor of the model."""
+"""From pictures, videos and a prompt to what the engine takes: transformers' own processor of the model."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import inspect
 import json
+import math
+import re
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -19,17 +22,21 @@ from torch import Tensor
 
 from vllm.config import ModelConfig
 from vllm.exceptions import VLLMValidationError, shown
-from vllm.inputs.images import DATA, OPTIONS, UUIDS, GivenImages, Picture, PromptImages
+from vllm.inputs.images import DATA, KINDS, OPTIONS, UUIDS, GivenImages, Picture, PromptImages
+from vllm.inputs.picture_rows import ROWS, GivenRows
+from vllm.inputs.videos import GivenVideo, Video
 from vllm.models.vision.families import PictureFamily, picture_family
 from vllm.models.vision.tower import ROW_KINDS
 
 # Processors of retrievers put texts around pictures and questions, which the prompts here have already.
 _OF_RETRIEVERS = {"ColPaliProcessor": "PaliGemmaProcessor", "ColQwen2Processor": "Qwen2VLProcessor"}
+_KIND_NUMBERS = {"image": 1, "video": 2}  # transformers' mm_token_type_ids
+_MOST_A_ROW = 1 << 10  # pixels, or patches, of a row of a tower
 _KEPT_BYTES = 256 << 20  # of processed pictures that are kept for further prompts
 
 
 class Processed(NamedTuple):
-    """A picture after the processor.
+    """A picture or a video after the processor.
 
     Attributes:
         digest: names its content and how it was processed.
@@ -37,6 +44,7 @@ class Processed(NamedTuple):
         ids: the tokens of `text`.
         rows: int64 [N], those of `ids` that stand for rows.
         values: the tower's arguments.
+        kind: "image" or "video".
     """
 
     digest: str
@@ -44,6 +52,7 @@ class Processed(NamedTuple):
     ids: list[int]
     rows: np.ndarray
     values: dict[str, Tensor]
+    kind: str = "image"
 
     @property
     def num_bytes(self) -> int:
@@ -70,9 +79,9 @@ class _KeptPictures:
         """
         options, found = self._defaults | dict(given.options), []
         places = given.places or (None,) * len(given.items)
-        for item, name, place in zip(given.items, given.names, places, strict=True):
+        for item, kind, name, place in zip(given.items, given.kinds, given.names, places, strict=True):
             try:
-                found.append(self._one(item, name, options, cache_salt))
+                found.append(self._one(item, kind, name, options, cache_salt))
             except VLLMValidationError as error:
                 if place is None or (given.options and error.parameter == OPTIONS):
                     raise
@@ -80,29 +89,64 @@ class _KeptPictures:
                 raise VLLMValidationError(f"{place}: {message}", place, error.value) from error
         return found
 
-    def _one(self, item: Any, name: str | None, options: dict[str, Any], cache_salt: str | None) -> Processed:
-        image: Any = None if item is None else _as_image(item)
+    def _one(
+        self, item: Any, kind: str, name: str | None, options: dict[str, Any], cache_salt: str | None
+    ) -> Processed:
+        medium: Any = None
+        if kind == "video":
+            self._add_video_part()
+        if isinstance(item, Mapping):
+            medium = self._given_rows(item)
+        elif item is not None:
+            medium = _as_video(item) if kind == "video" else _as_image(item)
+        if isinstance(medium, Video):
+            options = options | medium.options
         known_as = json.dumps(options, sort_keys=True, default=str)
         content = hashlib.blake2b(known_as.encode(), digest_size=16)
-        if name is not None or image is None:
+        if name is not None or medium is None:
             name = name or ""
-            content.update(b"name" + repr(cache_salt).encode() + name.encode("utf-8", "surrogatepass"))
+            content.update(f"name of {kind} {cache_salt!r}".encode() + name.encode("utf-8", "surrogatepass"))
+        elif isinstance(medium, Video):
+            content.update(f"{medium.frames.shape} {medium.metadata}".encode() + medium.frames.tobytes())
+        elif isinstance(medium, GivenRows):
+            content.update(b"rows" + medium.digest)
         else:
-            content.update(f"{image.mode} {image.size}".encode() + image.tobytes())
+            content.update(f"{medium.mode} {medium.size}".encode() + medium.tobytes())
         digest = content.hexdigest()
         with self._lock:
             if (kept := self._kept.get(digest)) is not None:
                 self._kept.move_to_end(digest)
                 return kept
-        if image is None:
-            message = f"{UUIDS}: the picture {shown(name)} is not known (any more): send it again with its name"
+        if medium is None:
+            what = "video" if kind == "video" else "picture"
+            message = f"{UUIDS}: the {what} {shown(name)} is not known (any more): send it again with its name"
             raise VLLMValidationError(message, UUIDS, name)
-        made = self._processed(image, digest, options, known_as)
+        if isinstance(medium, Video):
+            made = self._processed_video(medium, digest, options, known_as)
+        elif isinstance(medium, GivenRows):
+            made = self._of_rows(medium, digest)
+        else:
+            made = self._processed(medium, digest, options, known_as)
         with self._lock:
             self._keep(made)
         return made
 
     def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
+        raise NotImplementedError
+
+    def _given_rows(self, given: Mapping[str, Any]) -> GivenRows:
+        """Errors as of `process`."""
+        raise NotImplementedError
+
+    def _of_rows(self, given: GivenRows, digest: str) -> Processed:
+        """Errors as of `process`."""
+        raise NotImplementedError
+
+    def _add_video_part(self) -> None:
+        """VLLMValidationError: videos are not read."""
+        raise VLLMValidationError(f"{DATA}: 'video' is not read by this model: it takes pictures alone", DATA)
+
+    def _processed_video(self, video: Video, digest: str, options: dict[str, Any], known_as: str) -> Processed:
         raise NotImplementedError
 
     def _keep(self, made: Processed) -> None:
@@ -129,22 +173,51 @@ class PictureProcessor(_KeptPictures):
         if self.family.has_axes:
             self._of_positions = set(inspect.signature(self.family.base.get_rope_index).parameters)
             self._arguments |= self._of_positions
+        self._further_options = set(inspect.signature(self._processor._process_images).parameters)
+        self._folder = folder
         self._latest_options: tuple[str, dict[str, Any]] = ("", {})
+        self._row_width = self.family.parts_of_a_row * model_config.input_embedding_size
+        self._longest, self._dtype = model_config.max_model_len, model_config.dtype
         self._placeholder: str = self._processor.image_token
-        (self._placeholder_id,) = hf_tokenizer.encode(self._placeholder, add_special_tokens=False)
+        # What stands for an item in a prompt, by kind.
+        self._words: dict[str, str] = {"image": self._placeholder}
+        if self.family.reads_videos:
+            self._words["video"] = self._processor.video_token
+        self._word_ids: dict[int, str] = {}
+        for kind, word in self._words.items():
+            word_ids = hf_tokenizer.encode(word, add_special_tokens=False)
+            if len(word_ids) == 1:  # a video's may be a text like any other, which ids cannot tell
+                self._word_ids[word_ids[0]] = kind
+        self._names, self._text = self._tried(folder)
+
+    def _tried(self, folder: Path) -> tuple[frozenset[str], str]:
+        """What the processor says of a picture, and puts in its place. ValueError: it makes nothing of one."""
+        from PIL import Image
+
+        known_as = json.dumps(self._defaults, sort_keys=True, default=str)
+        try:
+            data, text = self._data_of(Image.new("RGB", (64, 64)), self._defaults, known_as)
+        except Exception as error:  # the processor's code may do otherwise than most
+            name = type(self._processor).__mro__[1].__name__
+            raise ValueError(
+                f"{folder.name}: transformers' {name} makes nothing of a picture alone: {error!r}; "
+                "pass language_model_only=True"
+            ) from error
+        return frozenset(data), text
 
     @property
     def placeholder(self) -> str:
         """The word that stands for a picture in a prompt's text."""
         return self._placeholder
 
+    @property
+    def video_placeholder(self) -> str | None:
+        """The word that stands for a video in a prompt's text; None: there are no videos."""
+        return self._words.get("video")
+
     def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
         try:
-            merged = self._merged(options, known_as)
-            if image.mode != "RGB" and not getattr(self._processor.image_processor, "do_convert_rgb", False):
-                image = image.convert("RGB")
-            images, *_ = self._processor.prepare_inputs_layout(images=[image], **options)
-            data, (text,) = self._processor._process_images(images, **merged["images_kwargs"])
+            data, text = self._data_of(image, options, known_as)
         except Exception as error:  # the processor's code may refuse a picture or an option in any way
             field = OPTIONS if options else DATA
             raise VLLMValidationError(f"{field}: the picture cannot be processed: {error}", field) from error
@@ -157,8 +230,100 @@ class PictureProcessor(_KeptPictures):
             values[ROW_KINDS] = torch.tensor([order[ids[row]] for row in rows.tolist()])
         return Processed(digest, text, ids, rows, values)
 
+    def _data_of(self, image: Any, options: dict[str, Any], known_as: str) -> tuple[Mapping[str, Any], str]:
+        """transformers' values of a picture, and what stands for it in a prompt."""
+        merged = self._merged(options, known_as)
+        if image.mode != "RGB" and not getattr(self._processor.image_processor, "do_convert_rgb", False):
+            image = image.convert("RGB")
+        images, *_ = self._processor.prepare_inputs_layout(images=[image], **options)
+        # Some options of a whole processor are about pictures, too.
+        own = {name: merged[name] for name in self._further_options if name in merged}
+        data, (text,) = self._processor._process_images(images, **own, **merged["images_kwargs"])
+        return data, text
+
+    def _given_rows(self, given: Mapping[str, Any]) -> GivenRows:
+        return GivenRows.of(given, self._row_width, self._longest, self._dtype)
+
+    def _of_rows(self, given: GivenRows, digest: str) -> Processed:
+        text, count = self._text_of_rows(given), len(given.rows)
+        found, ids, places = text.count(self._tokenizer.convert_ids_to_tokens(self.family.row_id)), [], np.empty(0)
+        if found <= count:  # others may be long
+            with self._lock:
+                ids = self._tokenizer.encode(text, add_special_tokens=False)
+            places = self._rows_of(ids)
+            found = len(places)
+        if found != count:
+            message = (
+                f"{ROWS} has {count} rows, and the model's processor puts {found} tokens in the place of a picture of "
+                "which this is said: pass what it says of the picture's size, such as image_grid_thw, beside the rows"
+            )
+            raise VLLMValidationError(message, ROWS, count)
+        positions = {name: value for name, value in given.fields.items() if name in self._of_positions}
+        return Processed(digest, text, ids, places, {ROWS: given.rows, **positions})
+
+    def _text_of_rows(self, given: GivenRows) -> str:
+        """What stands in a prompt for the picture that rows are of. Without a word on its size it is as any other."""
+        fields = given.fields
+        lacking, unknown = self._of_positions & self._names - fields.keys(), fields.keys() - self._names
+        if lacking or unknown:
+            problem = f"needs {min(lacking)}" if lacking else f"has an unknown field {shown(min(unknown))}"
+            names = ", ".join(sorted(self._names))
+            raise VLLMValidationError(f"{ROWS} {problem}: the model's processor says {names} of a picture", ROWS)
+        if not fields:
+            return self._text
+        if max(math.prod(value.flatten().tolist()) for value in fields.values()) > _MOST_A_ROW * len(given.rows):
+            raise VLLMValidationError(f"{ROWS} has {len(given.rows)} rows, too few for a picture of its size", ROWS)
+        known_as = json.dumps(self._defaults, sort_keys=True, default=str)
+        options = self._merged(self._defaults, known_as)["images_kwargs"]
+        try:
+            return str(self._processor.replace_image_token(fields, image_idx=0, **options))
+        except Exception as error:  # the processor's code may need anything of a picture
+            message = f"{ROWS}: {', '.join(fields)} is not enough for the model's processor, which says: {error!r}"
+            raise VLLMValidationError(message, ROWS) from error
+
+    def _processed_video(self, video: Video, digest: str, options: dict[str, Any], known_as: str) -> Processed:
+        try:
+            merged = self._merged(options, f"video {known_as}")["videos_kwargs"]
+            data, (text,) = self._processor._process_videos(
+                [video.frames], **merged, video_metadata=[dict(video.metadata)]
+            )
+        except Exception as error:  # as of pictures
+            field = OPTIONS if options else DATA
+            raise VLLMValidationError(f"{field}: the video cannot be processed: {error}", field) from error
+        if (pixels := data.get("pixel_values_videos")) is not None and not self.family.has_video_tower:
+            data = {"pixel_values": pixels.flatten(0, 1)}
+        known = self._arguments | set(self.family.video_arguments)
+        values = {name: _as_tensor(value) for name, value in data.items() if name in known}
+        with self._lock:
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
+        return Processed(digest, text, ids, self._rows_of(ids), values, "video")
+
+    def _add_video_part(self) -> None:
+        """Let the processor have its part for videos, which asks for libraries of its own.
+
+        Raises:
+            VLLMValidationError: there is none, or a library is missing.
+        """
+        if not self.family.reads_videos:
+            raise VLLMValidationError(
+                f"{DATA}: 'video' is not read: {self.family.name} takes pictures alone here", DATA
+            )
+        if self._processor.video_processor is not None:
+            return
+        if importlib.util.find_spec("torchvision") is None:
+            raise VLLMValidationError(f"{DATA}: reading videos needs torchvision: pip install torchvision", DATA)
+        module: Any = sys.modules[type(self._processor).__mro__[1].__module__]
+        if getattr(module, "num2words", None) is str and importlib.util.find_spec("num2words") is None:
+            raise VLLMValidationError(f"{DATA}: videos of this model need num2words: pip install num2words", DATA)
+        from transformers import AutoVideoProcessor
+
+        try:
+            self._processor.video_processor = AutoVideoProcessor.from_pretrained(self._folder)
+        except Exception as error:
+            raise VLLMValidationError(f"{DATA}: the video processor cannot be built: {error}", DATA) from error
+
     def _rows_of(self, ids: Sequence[int]) -> np.ndarray:
-        return np.flatnonzero(np.isin(np.asarray(ids), self.family.row_ids))
+        return np.flatnonzero(np.isin(np.asarray(ids), self.family.all_row_ids))
 
     def _merged(self, options: Mapping[str, Any], known_as: str) -> dict[str, Any]:
         """transformers' options by the part that they are for; those of the latest prompt are kept, as it checks each
@@ -173,46 +338,82 @@ class PictureProcessor(_KeptPictures):
 
     # -- prompts -------------------------------------------------------------------------------------------------
 
-    def expand_text(self, text: str, pictures: Sequence[Processed]) -> str:
-        """The prompt with all that stands for its pictures.
+    def expand_text(self, text: str, pictures: Sequence[Processed]) -> tuple[str, list[Processed]]:
+        """The prompt with all that stands for its pictures and videos, and these in its order.
 
         Raises:
-            VLLMValidationError: it has another number of placeholders than pictures.
+            VLLMValidationError: it has another number of placeholders than pictures, or videos.
         """
-        (text,) = self._laid_out(text, len(pictures))
-        self._check_count(text.count(self._placeholder), len(pictures))
-        parts = text.split(self._placeholder)
-        return parts[0] + "".join(each.text + part for each, part in zip(pictures, parts[1:], strict=True))
+        text = self._laid_out(text, _count(pictures, "image"))
+        self._check_counts({kind: text.count(word) for kind, word in self._words.items()}, pictures)
+        kinds = {word: kind for kind, word in self._words.items()}
+        left, order = _queues(pictures), list[Processed]()
 
-    def _laid_out(self, text: str, count: int) -> list[str]:
+        def put(found: re.Match[str]) -> str:
+            order.append(next(left[kinds[found.group()]]))
+            return order[-1].text
+
+        return re.sub("|".join(map(re.escape, kinds)), put, text), order
+
+    def _laid_out(self, text: str, count: int) -> str:
         """As some processors put it around pictures."""
         from PIL import Image
 
+        if not count:
+            return text
         blank = Image.new("RGB", (8, 8))
-        found: list[str] = self._processor.prepare_inputs_layout(images=[blank] * count, text=[text])[1]
-        return found
+        (found,) = self._processor.prepare_inputs_layout(images=[blank] * count, text=[text])[1]
+        return str(found)
 
-    def expand_ids(self, ids: Sequence[int], pictures: Sequence[Processed]) -> list[int]:
+    def expand_ids(self, ids: Sequence[int], pictures: Sequence[Processed]) -> tuple[list[int], list[Processed]]:
         """As `expand_text`. A prompt that is expanded already is left alone."""
-        num_rows = sum(len(each.rows) for each in pictures)
-        if len(self._rows_of(ids)) == num_rows and ids.count(self._placeholder_id) != len(pictures):
-            return list(ids)
-        self._check_count(ids.count(self._placeholder_id), len(pictures))
-        after_last, at_end = self._ids_of_layout(len(pictures))
+        counts = dict.fromkeys(self._words, 0) | {kind: ids.count(token) for token, kind in self._word_ids.items()}
+        is_short = all(count == _count(pictures, kind) for kind, count in counts.items())
+        # What stands for a picture may have the word for one in it.
+        is_short = is_short and not self._word_ids.keys().isdisjoint(self.family.all_row_ids)
+        if not is_short and len(self._rows_of(ids)) == sum(len(each.rows) for each in pictures):
+            return list(ids), self._in_order(ids, pictures)
+        self._check_counts(counts, pictures)
+        num_images = counts["image"]
+        after_last, at_end = self._ids_of_layout(num_images)
         result: list[int] = []
-        left = list(reversed(pictures))
+        left, order = _queues(pictures), list[Processed]()
         for token in ids:
-            if token == self._placeholder_id:
-                result += left.pop().ids
-                result += [] if left else after_last
-            else:
+            kind = self._word_ids.get(token)
+            if kind is None:
                 result.append(token)
-        return result + at_end
+                continue
+            order.append(next(left[kind]))
+            result += order[-1].ids
+            if kind == "image":
+                num_images -= 1
+                result += [] if num_images else after_last
+        return result + at_end, order
+
+    def _in_order(self, ids: Sequence[int], pictures: Sequence[Processed]) -> list[Processed]:
+        """The pictures and videos of an expanded prompt in its order: of two that may be next, the one whose tokens
+        are there."""
+        left = {kind: [each for each in pictures if each.kind == kind] for kind in ("video", "image")}
+        places, order, begin = self._rows_of(ids).tolist(), list[Processed](), 0
+        while begin < len(places):
+            heads = [queue[0] for queue in left.values() if queue]
+            starts = [places[begin] - int(head.rows[0]) for head in heads]
+            found = next(
+                (
+                    head
+                    for head, start in zip(heads, starts, strict=True)
+                    if list(ids[max(start, 0) : start + len(head.ids)]) == head.ids
+                ),
+                heads[-1],
+            )
+            order.append(left[found.kind].pop(0))
+            begin += len(found.rows)
+        return order
 
     def _ids_of_layout(self, count: int) -> tuple[list[int], list[int]]:
         """The ids that the processor puts behind a prompt's last picture, and at the prompt's end."""
         text, mark = self._placeholder * count, "zq"
-        (laid_out,) = self._laid_out(text + mark, count)
+        laid_out = self._laid_out(text + mark, count)
         before, _, at_end = laid_out.partition(mark)
         if laid_out == text + mark or not before.startswith(text):
             return [], []
@@ -221,52 +422,65 @@ class PictureProcessor(_KeptPictures):
             first, last = (encode(each, add_special_tokens=False) for each in (before.removeprefix(text), at_end))
         return first, last
 
-    def _check_count(self, count: int, wanted: int) -> None:
-        if count != wanted:
-            message = (
-                f"{DATA} has {wanted} pictures, and the prompt says where to put {count}: it must have "
-                f"{self._placeholder} for each"
-            )
-            raise VLLMValidationError(message, DATA, wanted)
+    def _check_counts(self, counts: Mapping[str, int], pictures: Sequence[Processed]) -> None:
+        for kind, count in counts.items():
+            wanted = _count(pictures, kind)
+            if count != wanted:
+                message = (
+                    f"{DATA} has {wanted} {KINDS[kind]}, and the prompt says where to put {count}: it must have "
+                    f"{self._words[kind]} for each"
+                )
+                raise VLLMValidationError(message, DATA, wanted)
 
     def locate(self, ids: Sequence[int], pictures: Sequence[Processed]) -> PromptImages:
-        """The pictures of an expanded prompt.
+        """The pictures and videos of an expanded prompt, which are in its order.
 
         Raises:
-            VLLMValidationError: its tokens for rows are not as many as the pictures have.
+            VLLMValidationError: its tokens for rows are not as many as these have.
         """
         places = self._rows_of(ids)
         counts = [len(each.rows) for each in pictures]
         if len(places) != sum(counts):
             message = f"{DATA}: the pictures have {sum(counts)} rows, and the prompt has tokens for {len(places)}"
             raise VLLMValidationError(message, DATA, len(places))
+        kinds = torch.zeros(1, len(ids), dtype=torch.int)
         found, begin = [], 0
         for each, count in zip(pictures, counts, strict=True):
             own = places[begin : begin + count]
             begin += count
             start = int(own[0])
             found.append(Picture(each.digest, start, own - start, int(own[-1]) + 1 - start, each.values))
-        positions = self._positions(ids, pictures) if self.family.has_axes else None
+            kinds[0, own] = _KIND_NUMBERS[each.kind]
+        positions = self._positions(ids, kinds, pictures) if self.family.has_axes else None
         return PromptImages(tuple(found), len(ids), positions)
 
-    def _positions(self, ids: Sequence[int], pictures: Sequence[Processed]) -> np.ndarray:
-        """int64 [3, T]"""
+    def _positions(self, ids: Sequence[int], kinds: Tensor, pictures: Sequence[Processed]) -> np.ndarray:
+        """int64 [3, T]; `kinds`: int [1, T], 1 for a picture's rows, 2 for a video's."""
         together: dict[str, Tensor] = {}
-        for name in pictures[0].values.keys() & self._of_positions:
-            together[name] = torch.cat([each.values[name] for each in pictures])
-        tokens = torch.tensor([list(ids)])
-        kinds = (tokens == self.family.row_id).int()
+        for name in self._of_positions:
+            if own := [each.values[name] for each in pictures if name in each.values]:
+                together[name] = torch.cat(own)
         holder = SimpleNamespace(config=self.family.config)
         if hasattr(self.family.base, "get_vision_position_ids"):
             holder.get_vision_position_ids = self.family.base.get_vision_position_ids.__get__(holder)
+        tokens = torch.tensor([list(ids)])
         positions, _ = self.family.base.get_rope_index(holder, tokens, mm_token_type_ids=kinds, **together)
         found: np.ndarray = positions[:, 0].long().numpy()
         return found
 
 
+def _count(pictures: Sequence[Processed], kind: str) -> int:
+    return sum(each.kind == kind for each in pictures)
+
+
+def _queues(pictures: Sequence[Processed]) -> dict[str, Iterator[Processed]]:
+    return {kind: iter([each for each in pictures if each.kind == kind]) for kind in KINDS}
+
+
 class LonePictureProcessor(_KeptPictures):
     """Processes pictures that are whole prompts, for models that make one vector of a text or a picture."""
 
+    video_placeholder: str | None = None
     chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     """A conversation's texts, for models whose tokenizers have no template, as these haven't."""
 
@@ -279,6 +493,9 @@ class LonePictureProcessor(_KeptPictures):
         self.placeholder: str = hf_tokenizer.all_special_tokens[-1]
         """The word that stands for a picture in a conversation's text."""
 
+    def _given_rows(self, given: Mapping[str, Any]) -> GivenRows:
+        raise VLLMValidationError(f"{ROWS}: {self._name} has no rows of pictures: pass the picture", ROWS)
+
     def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
         try:
             data = self._images(images=[image.convert("RGB")], return_tensors="pt", **options)
@@ -288,19 +505,19 @@ class LonePictureProcessor(_KeptPictures):
         values = {name: _as_tensor(value) for name, value in data.items()}
         return Processed(digest, self.placeholder, self._special_ids[-1:], np.zeros(1, np.int64), values)
 
-    def expand_text(self, text: str, pictures: Sequence[Processed]) -> str:
+    def expand_text(self, text: str, pictures: list[Processed]) -> tuple[str, list[Processed]]:
         """The prompt of a picture, whose tokens nothing is made of.
 
         Raises:
             VLLMValidationError: there is a text beside it, or another picture.
         """
         self._check(not text.strip() or text.strip() == self.placeholder, pictures)
-        return self.placeholder
+        return self.placeholder, pictures
 
-    def expand_ids(self, ids: Sequence[int], pictures: Sequence[Processed]) -> list[int]:
+    def expand_ids(self, ids: Sequence[int], pictures: list[Processed]) -> tuple[list[int], list[Processed]]:
         """As `expand_text`."""
         self._check(set(ids) <= set(self._special_ids), pictures)
-        return self._special_ids[-1:]
+        return self._special_ids[-1:], pictures
 
     def _check(self, has_no_text: bool, pictures: Sequence[Processed]) -> None:
         if not has_no_text or len(pictures) != 1:
@@ -339,12 +556,30 @@ def _as_image(item: Any) -> Any:
     return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array)
 
 
+def _as_video(item: Any) -> Video:
+    """The video as the processor takes it. VLLMValidationError: it is none."""
+    given = item if isinstance(item, GivenVideo) else GivenVideo(item)
+    frames = given.frames
+    problem = f"{DATA}: video must be frames: PIL images, or an array or tensor [T, H, W, 3] or [T, 3, H, W]"
+    if isinstance(frames, str) or not hasattr(frames, "__len__"):
+        raise VLLMValidationError(f"{problem}, got {shown(frames)}", DATA)
+    if not len(frames):
+        raise VLLMValidationError(f"{problem}, got none", DATA)
+    arrays = [np.asarray(_as_image(frame).convert("RGB")) for frame in frames]
+    sizes = {each.shape for each in arrays}
+    if len(sizes) > 1:
+        raise VLLMValidationError(f"{problem} of one size, got {sorted(each[:2] for each in sizes)}", DATA)
+    return Video.of(DATA, np.stack(arrays), given.metadata)
+
+
 def _as_tensor(value: Any) -> Tensor:
     """The processor's value of a single picture."""
     if isinstance(value, Tensor):
         return value.contiguous()
     if isinstance(value, (list, tuple)) and len(value) == 1 and isinstance(value[0], Tensor):
         return value[0][None].contiguous()
+    if isinstance(value, list) and value and isinstance(value[0], float):
+        return torch.tensor(value)
     return torch.as_tensor(np.asarray(value))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from vllm.config import ModelConfig
-from vllm.config.checkpoint.shards import shard_files
+from vllm.config.checkpoint.shards import tower_files
 from vllm.config.checkpoint.text_part import text_tensor_name
 from vllm.config.checkpoint.weight_files import iterate_tensors
+from vllm.inputs.picture_rows import ROWS
 from vllm.layers.dummy_weights import dummy_weight
 from vllm.models.transformers.build import construct_plain
 from vllm.models.transformers.weights import CheckpointNames
@@ -25,6 +26,10 @@ ROW_KINDS = "row_kinds"
 """Beside the tower's arguments, int64 [N]: 0 for a row of the picture, i for the row of the family's i-th marker."""
 
 
+_JOINED = {"pixel_values", "image_grid_thw"}
+_PATCHES_OF_A_RUN = 1024  # more together take longer than one picture after the other
+
+
 class Tower(nn.Module):
     """Makes rows of the decoder's embedding of pictures."""
 
@@ -33,13 +38,17 @@ class Tower(nn.Module):
         super().__init__()
         self._family = family
         self._arguments = set(inspect.signature(family.base.get_image_features).parameters)
+        self._video_arguments = set(family.video_arguments)
         dtype = getattr(torch, model_config.dtype)
         register_attention()
-        whole = construct_plain(family.base, family.config, dtype, ATTENTION)
+        try:
+            whole = construct_plain(family.base, family.config, dtype, ATTENTION)
+        except KeyError:  # towers made of SAM's look a class up, among transformers' own names
+            whole = construct_plain(family.base, family.config, dtype, "sdpa")
         self._names = CheckpointNames(whole)
-        # The decoder is ours; its module keeps nothing but the place.
+        # The decoder is ours, and nobody listens; their modules keep nothing but the place.
         for name, part in list(whole.named_children()):
-            if part is whole.get_decoder():
+            if part is whole.get_decoder() or "audio" in name:
                 setattr(whole, name, nn.Module())
         use_own_layers(whole)
         self.whole = whole
@@ -47,6 +56,8 @@ class Tower(nn.Module):
         self._device, self._dtype = device, dtype
         self._fill(model_config, device)
         self._pack()
+        # PyTorch's products have other bits in other company.
+        self._joins = family.joins_pictures and all(layer.packed is not None for layer in packed_layers(whole))
 
     def _fill(self, model_config: ModelConfig, device: torch.device) -> None:
         folder, lacking = Path(model_config.path), set(self._state)
@@ -54,7 +65,7 @@ class Tower(nn.Module):
             for name, value in self.whole.state_dict().items():
                 self._put(name, dummy_weight(name, tuple(value.shape), value.dtype, "cpu", model_config.seed), device)
         else:
-            for name, tensor in self._names.convert(_of_pictures(iterate_tensors(shard_files(folder)))):
+            for name, tensor in self._names.convert(_of_pictures(iterate_tensors(tower_files(folder)))):
                 own = self._own(name)
                 if own in lacking and isinstance(tensor, Tensor):
                     self._put(own, tensor, device)
@@ -101,18 +112,49 @@ class Tower(nn.Module):
         finally:
             self._pack()
 
+    def runs(self, pictures: Sequence[Mapping[str, Tensor]]) -> Iterator[list[int]]:
+        """The numbers of these pictures, by their arguments, in the runs that `encode_together` should take."""
+        run: list[int] = []
+        room = 0
+        for number, values in enumerate(pictures):
+            joins = self._joins and values.keys() == _JOINED
+            count = len(values["pixel_values"]) if joins else _PATCHES_OF_A_RUN
+            if run and count > room:
+                yield run
+                run = []
+            room = (room if run else _PATCHES_OF_A_RUN) - count
+            run.append(number)
+        if run:
+            yield run
+
+    def encode_together(self, pictures: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """The rows of a run of `runs`, one picture's after the other's; see `encode`."""
+        if len(pictures) == 1:
+            return self.encode(pictures[0])
+        return self.encode({name: torch.cat([values[name] for values in pictures]) for name in _JOINED})
+
     @torch.inference_mode()
     def encode(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The rows of some pictures, [N, L * W]: the decoder's W-wide embeddings, and beside each what is added to its
-        stream after the first L - 1 layers. `values`: the processor's, by their names."""
+        """The rows of some pictures, or of a video, [N, L * W]: the decoder's W-wide embeddings, and beside each what
+        is added to its stream after the first L - 1 layers. `values`: the processor's, by their names, or the rows
+        themselves."""
         device, dtype = self._device, self._dtype
+        if ROWS in values:
+            return values[ROWS].to(device, dtype)
+        is_video = not self._video_arguments.isdisjoint(values.keys() - self._arguments)
+        known = self._video_arguments if is_video else self._arguments
         given = {
             name: value.to(device, dtype) if value.is_floating_point() else value.to(device)
             for name, value in values.items()
-            if name in self._arguments
+            if name in known
         }
-        found = self.whole.get_image_features(**given, return_dict=True)
-        parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+        features = self.whole.get_video_features if is_video else self.whole.get_image_features
+        found = features(**given, return_dict=True)
+        pooled = found.pooler_output
+        if pooled is None:
+            # Llama 4's projector is no part of what this returns.
+            pooled = self.whole.multi_modal_projector(found.last_hidden_state)
+        parts = [pooled, *(getattr(found, "deepstack_features", None) or ())]
         rows = torch.cat([_rows(part).to(dtype) for part in parts], dim=1)
         if ROW_KINDS not in values:
             return rows

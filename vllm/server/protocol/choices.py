@@ -11,7 +11,11 @@ class VersionFields(RequestModel):
     return_weight_versions: bool | None = None
 
 
-REFUSED_OF_CHOICES = {name: each for name, each in REFUSED_FIELDS.items() if name not in VersionFields.model_fields}
+REFUSED_OF_CHOICES = {
+    name: each
+    for name, each in REFUSED_FIELDS.items()
+    if name not in {*VersionFields.model_fields, "kv_transfer_params"}
+}
 CHAT_ALONE = frozenset(
     "documents reasoning_effort reasoning include_reasoning thinking_token_budget verbosity prediction".split()
 )

@@ -199,7 +199,7 @@ _TextsBody = sampling_body("_TextsBody", At.TEXTS, n=1, bad_words=list)
 class GenerationFields(FormFields, _TextsBody):  # type: ignore[misc, valid-type]  # mypy sees no class
     """Fields of completions and chat."""
 
-    REFUSED: ClassVar[Refusals] = REFUSED_FIELDS
+    REFUSED: ClassVar[Refusals] = {name: each for name, each in REFUSED_FIELDS.items() if name != "kv_transfer_params"}
 
     model: str | None = Field(None, description="One of the names in /v1/models; the server has only one model.")
     labels: Texts | None = Field(
@@ -207,6 +207,11 @@ class GenerationFields(FormFields, _TextsBody):  # type: ignore[misc, valid-type
     )
     logits_indices: TokenIds | None = Field(None, description="Token ids whose logits `logits_values` shall hold.")
     vllm_xargs: Object | None = Field(None, description="Arguments of custom logits processors.")
+    kv_transfer_params: Object | None = Field(
+        None,
+        description="For the connector of --kv-transfer-config, whose own come with the answer. With --kv-store, "
+        "do_remote_decode: true has the prompt's blocks on disk before the answer.",
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     add_special_tokens: bool | None = None
@@ -233,6 +238,13 @@ class GenerationFields(FormFields, _TextsBody):  # type: ignore[misc, valid-type
     def num_echo_topk(self) -> int | None:
         """How many of the most likely tokens each echoed position shows; None: none is read."""
         return None
+
+    @property
+    def extra_args(self) -> dict[str, Any] | None:
+        """Arguments of logits processors and of the connector."""
+        if not self.kv_transfer_params:
+            return self.vllm_xargs
+        return {**(self.vllm_xargs or {}), "kv_transfer_params": self.kv_transfer_params}
 
     def sampling_fields(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         # A beam search draws nothing: defaults of sampling are none of it.
@@ -263,7 +275,7 @@ class GenerationFields(FormFields, _TextsBody):  # type: ignore[misc, valid-type
             fields["prompt_logprobs"] = self.num_echo_topk
         kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
         fields |= {"max_tokens": max_tokens, "logprobs": self.num_topk, "logprob_token_ids": ids}
-        return SamplingParams(**fields, extra_args=self.vllm_xargs, output_kind=kind)
+        return SamplingParams(**fields, extra_args=self.extra_args, output_kind=kind)
 
 
 class CompletionRequest(VersionFields, GenerationFields, PromptTableFields):

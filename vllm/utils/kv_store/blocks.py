@@ -8,11 +8,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from vllm.logger import init_logger, warn_once
 from vllm.utils.kv_store.folder import StoreFolder, touch
@@ -22,7 +20,7 @@ from vllm.utils.kv_store.segment import (
     Place,
     SegmentIndex,
     SegmentWriter,
-    read_block,
+    read_blocks,
 )
 
 logger = init_logger(__name__)
@@ -33,6 +31,10 @@ MOST_UNWRITTEN_BYTES = 256 * 2**20
 _REST_SECONDS = 60.0
 _END_SECONDS = 60.0
 _CLOCK_GRAIN_NS = 100_000_000
+# The most that is read at once.
+_READ_BYTES = 64 * 2**20
+# The use of a segment is noted as often as this.
+_TOUCH_SECONDS = 10.0
 
 
 class BlockStore:
@@ -49,6 +51,7 @@ class BlockStore:
         self._places: dict[bytes, Place] = {}
         self._indices: dict[str, SegmentIndex] = {}
         self._folder_time = -1
+        self._touched: dict[Path, float] = {}
         self._writing = _Writing(folder, shelf, about)
         # At the process's end, too, what waits is written.
         self._end = weakref.finalize(self, _Writing.end, self._writing)
@@ -90,6 +93,7 @@ class BlockStore:
 
     def _forget_segment(self, name: str) -> None:
         blocks = self._indices.pop(name).blocks
+        self._touched.pop(blocks, None)
         for key in [key for key, place in list(self._places.items()) if place.path == blocks]:
             del self._places[key]
 
@@ -105,6 +109,14 @@ class BlockStore:
         """Bytes of these blocks together."""
         return sum(place.size for key in keys if (place := self._places.get(key)) is not None)
 
+    def note_use(self, keys: Sequence[bytes]) -> None:
+        """These blocks are in use, wherever they are read from: their segments are not the first to go."""
+        now = time.monotonic()
+        for path in {place.path for key in keys if (place := self._places.get(key)) is not None}:
+            if now - self._touched.get(path, -_TOUCH_SECONDS) >= _TOUCH_SECONDS:
+                self._touched[path] = now
+                touch(path)
+
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, keys: Sequence[bytes]) -> dict[bytes, Bytes]:
@@ -113,31 +125,32 @@ class BlockStore:
         found: dict[bytes, Bytes] = {}
         with contextlib.ExitStack() as stack:
             files: dict[Path, int] = {}
-            for key in keys:
-                place = self._places.get(key)
-                block = None if place is None else self._read(place, files, stack)
-                if block is None:
-                    self.forget(key)
+            for run in _runs([self._places.get(key) for key in keys]):
+                blocks = self._read(run, files, stack)
+                found |= dict(zip(keys[len(found) :], blocks, strict=False))
+                if len(blocks) < len(run):
                     break
-                found[key] = block
+            if len(found) < len(keys):
+                self.forget(keys[len(found)])
             for path in files:
                 touch(path)
         return found
 
     @staticmethod
-    def _read(place: Place, files: dict[Path, int], stack: contextlib.ExitStack) -> Bytes | None:
+    def _read(run: list[Place], files: dict[Path, int], stack: contextlib.ExitStack) -> list[Bytes]:
+        path = run[0].path
         try:
-            if place.path not in files:
-                files[place.path] = stack.enter_context(place.path.open("rb", buffering=0)).fileno()
-            block = np.empty(place.size, dtype=np.uint8)
-            if read_block(place, files[place.path], block):
-                return block
-            warn_once(logger, "kv_store: %s is damaged: such blocks are computed again", place.path)
+            if path not in files:
+                files[path] = stack.enter_context(path.open("rb", buffering=0)).fileno()
+            blocks = read_blocks(run, files[path])
+            if len(blocks) < len(run):
+                warn_once(logger, "kv_store: %s is damaged: such blocks are computed again", path)
+            return blocks
         except FileNotFoundError:
             pass
         except OSError as error:
-            warn_once(logger, "kv_store: %s cannot be read, such blocks are computed again: %s", place.path, error)
-        return None
+            warn_once(logger, "kv_store: %s cannot be read, such blocks are computed again: %s", path, error)
+        return []
 
     def forget(self, key: bytes) -> None:
         """Do not find this block any more."""
@@ -167,6 +180,21 @@ class BlockStore:
     def num_written(self) -> int:
         """Blocks that were written since the start."""
         return self._writing.num_written
+
+
+def _runs(places: Sequence[Place | None]) -> Iterator[list[Place]]:
+    """Places up to the first that is None, in runs of such that lie one after the other and are read at once."""
+    run: list[Place] = []
+    for place in places:
+        if place is None:
+            break
+        is_next = run and (run[-1].path, run[-1].start + run[-1].size) == place[:2]
+        if run and not (is_next and place.start + place.size - run[0].start <= _READ_BYTES):
+            yield run
+            run = []
+        run.append(place)
+    if run:
+        yield run
 
 
 class _Writing:

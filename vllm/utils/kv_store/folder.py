@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from vllm.logger import init_logger
 from vllm.utils.file_locks import is_locked
 from vllm.utils.kv_store.segment import (
@@ -21,7 +19,7 @@ from vllm.utils.kv_store.segment import (
     DamagedSegmentError,
     SegmentIndex,
     SegmentWriter,
-    read_block,
+    read_blocks,
 )
 
 logger = init_logger(__name__)
@@ -170,7 +168,7 @@ class StoreFolder:
         entries = index.read_new()
         with index.blocks.open("rb", buffering=0) as file:
             for _, place in entries:
-                if place is not None and not read_block(place, file.fileno(), np.empty(place.size, np.uint8)):
+                if place is not None and not read_blocks([place], file.fileno()):
                     return (
                         f"{index.blocks.name} is damaged between bytes {place.start:,} and {place.start + place.size:,}"
                     )

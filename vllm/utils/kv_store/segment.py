@@ -13,6 +13,8 @@ import json
 import os
 import struct
 import zlib
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,16 +57,23 @@ def checksum(data: Bytes) -> int:
     return (int(np.dot(sums, np.arange(1, 2 * len(sums) + 1, 2, dtype=np.uint64))) + data.nbytes) % 2**64
 
 
-def read_block(place: Place, file: int, into: Bytes) -> bool:
-    """Read a block from its open file into uint8 [place.size]. False: it is not what was written. OSError: it cannot be
-    read."""
-    view, done = into.data, 0
-    while done < place.size:
-        read = os.preadv(file, [view[done:]], place.start + done)
+def read_blocks(places: Sequence[Place], file: int) -> list[Bytes]:
+    """Read blocks that lie one after the other in an open file, uint8 [size] each, parts of one array, up to the first
+    that is not what was written. OSError: they cannot be read."""
+    ends = list(accumulate(place.size for place in places))
+    whole, done = np.empty(ends[-1], dtype=np.uint8), 0
+    while done < ends[-1]:
+        read = os.preadv(file, [whole.data[done:]], places[0].start + done)
         if not read:
-            return False
+            break
         done += read
-    return checksum(into) == place.checksum
+    found: list[Bytes] = []
+    for place, end in zip(places, ends, strict=True):
+        block = whole[end - place.size : end]
+        if end > done or checksum(block) != place.checksum:
+            break
+        found.append(block)
+    return found
 
 
 class SegmentIndex:

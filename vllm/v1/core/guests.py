@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 class SchedulerGuest:
     """A feature's side in the scheduler. Every method is optional: only those that a class defines are ever called, in
-    the order of the list of guests."""
+    the order of the list of guests.
+
+    Attributes:
+        takes_whole_steps: what is computed at once may need all tokens of a step, however many steps are in flight.
+    """
+
+    takes_whole_steps: bool = False
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -88,6 +94,14 @@ class SchedulerGuest:
     def fill(self, step: SchedulerOutput) -> None:
         """The step's requests are chosen: add what the guest's side in the worker needs to know of them."""
 
+    def transfers(self) -> bool:
+        """Whether it keeps blocks for what goes on beside steps. Meanwhile steps are run, be they empty, and requests
+        may have to wait for blocks."""
+        return False
+
+    def let_go(self) -> None:
+        """Give back the blocks that it keeps so: what they hold is of no use any more."""
+
     def begin_update(self, output: ModelRunnerOutput) -> dict[str, EngineCoreOutput]:
         """Results have come; their tokens are not appended yet. Returns outputs that begin with what they give."""
         return {}
@@ -96,11 +110,12 @@ class SchedulerGuest:
         """The results of a step are in `outputs`, and requests have ended by them."""
 
     def discarded(self, step: SchedulerOutput) -> None:
-        """A step has failed: what it was to do may not have been done. Its requests end afterwards."""
+        """A step has failed: what it was to do may not have been done. Its requests end or begin anew afterwards."""
 
     # -- cached content -------------------------------------------------------------------------------------------
     # Content of a block in a KV group is known by a key, which begins with the hash of the tokens up to its end. Final
-    # hidden states beside the first group's have a key of their own (`hidden_key`), and are brought after the content.
+    # hidden states beside the first group's have a key of their own (`hidden_key`), and are brought after the content;
+    # so has the recurrent state after it (`state_key`), which is brought into a snapshot in place of a block.
 
     def longest_prefix(self, request: Request, hashes: list[bytes], count: int) -> int:
         """The most leading blocks, at most `count`, after which the request can begin. `hashes` are of whole blocks."""

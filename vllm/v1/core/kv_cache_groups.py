@@ -15,6 +15,7 @@ Blocks = tuple[list[int], ...]
 """Block ids of a request in each KV group."""
 
 _HIDDEN = b"hidden"
+_STATE = b"state"
 
 NO_BLOCK = -1
 """In place of a block that a group no longer needs or never needed."""
@@ -28,6 +29,16 @@ def hidden_key(key: bytes) -> bytes:
 def is_hidden(key: bytes) -> bool:
     """Whether it is one of these."""
     return len(key) == HASH_BYTES + len(_HIDDEN) and key.endswith(_HIDDEN)
+
+
+def state_key(content_hash: bytes) -> bytes:
+    """The key of the recurrent state after content, where a guest keeps it."""
+    return content_hash + _STATE
+
+
+def is_state(key: bytes) -> bool:
+    """Whether it is one of these."""
+    return len(key) == HASH_BYTES + len(_STATE) and key.endswith(_STATE)
 
 
 class FullGroup:

@@ -146,11 +146,15 @@ class KVCacheManager:
         block_id = self.pool.find(key)
         if block_id is not None:
             return self.pool.has_hidden(block_id)
-        return any(holds(hidden_key(key)) for holds in self._holds)
+        return self.is_held(hidden_key(key))
 
     def is_cached(self, key: bytes) -> bool:
         """Whether there is content of this key, on the device or where a guest can bring it from."""
-        return self.pool.find(key) is not None or any(holds(key) for holds in self._holds)
+        return self.pool.find(key) is not None or self.is_held(key)
+
+    def is_held(self, key: bytes) -> bool:
+        """Whether a guest can bring content of this key."""
+        return any(holds(key) for holds in self._holds)
 
     def admit(self, request: Request, prefix: CachedPrefix, num_new_tokens: int) -> bool:
         """Give a request its cached prefix and blocks for `num_new_tokens` more; False: too few are free."""
@@ -224,9 +228,14 @@ class KVCacheManager:
             groups.append(blocks)
         return tuple([*blocks, *(next(fresh) for _ in range(num_new))] for blocks in groups)
 
-    def _bring(self, key: bytes, block_id: int) -> int:
-        is_brought = any(bring(key, block_id, self._step) for bring in self._brings)
+    def bring(self, key: bytes, number: int) -> None:
+        """Have the guest that holds this content fill the block of this number with it, or the snapshot where it is a
+        state, in the step being scheduled."""
+        is_brought = any(bring(key, number, self._step) for bring in self._brings)
         assert is_brought, "a guest has lost what it held"
+
+    def _bring(self, key: bytes, block_id: int) -> int:
+        self.bring(key, block_id)
         self._step.brought_blocks.append(block_id)
         has_hidden = any(bring(hidden_key(key), block_id, self._step) for bring in self._brings)
         self.pool.register(block_id, key, has_hidden)

@@ -57,7 +57,8 @@ class Gate:
 
     def has_work(self, scheduler: Any) -> bool:
         """Whether a step has something to do, or outputs are there."""
-        can_run = scheduler.has_unfinished_requests() and not (self.is_paused or self.asleep)
+        can_run = scheduler.has_unfinished_requests() or scheduler.is_transferring
+        can_run = can_run and not (self.is_paused or self.asleep)
         return can_run or bool(self._settled) or bool(scheduler.refused)
 
     def check_awake(self) -> None:

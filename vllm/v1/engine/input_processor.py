@@ -113,12 +113,18 @@ class InputProcessor:
     @cached_property
     def picture_loader(self) -> PictureLoader:
         """For what requests describe; see MediaAccess."""
-        return PictureLoader(self.model_config.media_access, self.model_config.max_images)
+        most = self.model_config.max_media
+        return PictureLoader(self.model_config.media_access, most["image"], most["video"])
 
     @property
     def picture_text(self) -> str | None:
         """The model's word for a picture in a prompt's text; None: it reads none."""
         return self.pictures.placeholder if self.model_config.reads_images else None
+
+    @property
+    def video_text(self) -> str | None:
+        """The model's word for a video in a prompt's text; None: it reads none."""
+        return self.pictures.video_placeholder if self.model_config.reads_images else None
 
     def hf_tokenizer(self) -> Any:
         """The model's tokenizer as transformers has it.
@@ -170,9 +176,11 @@ class InputProcessor:
                         raise VLLMValidationError(message, DATA)
                     pictures[i] = self.pictures.process(each.images, each.cache_salt)
                     if each.token_ids is None:
-                        parsed[i] = replace(each, text=self.pictures.expand_text(each.text or "", pictures[i]))
+                        text, pictures[i] = self.pictures.expand_text(each.text or "", pictures[i])
+                        parsed[i] = replace(each, text=text)
                     else:
-                        parsed[i] = replace(each, token_ids=self.pictures.expand_ids(each.token_ids, pictures[i]))
+                        ids, pictures[i] = self.pictures.expand_ids(each.token_ids, pictures[i])
+                        parsed[i] = replace(each, token_ids=ids)
         texts = [each.text or "" for each in parsed if each.token_ids is None]
         encoded: Iterator[list[int]] = iter(())
         if texts:
@@ -333,7 +341,8 @@ class InputProcessor:
         text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
         if salt is not None and not isinstance(salt, str):
             raise wrong_type("cache_salt", salt, "a string")
-        images = given_images(prompt, self.model_config.max_images, self.model_config.why_no_images)
+        config = self.model_config
+        images = given_images(prompt, config.max_media, config.why_no_images, config.enable_mm_embeds)
         if prompt.get("prompt_embeds") is not None:
             if images is not None:
                 raise VLLMValidationError(f"prompt_embeds and {DATA} cannot be one prompt's: pass one of them", DATA)

@@ -174,6 +174,7 @@ class _RequestState:
     lora_request: LoRARequest | None = None
     embeds: PromptEmbeds | None = None
     images: PromptImages | None = None
+    kv_transfer_params: dict[str, Any] | None = None
     reading: _FormReading | None = None  # while all answers are there, and their form is read
 
     @property
@@ -202,6 +203,7 @@ class _RequestState:
             metrics=self.metrics,
             num_cached_tokens=self.num_cached_tokens,
             lora_request=self.lora_request,
+            kv_transfer_params=self.kv_transfer_params,
         )
 
     def end_reading(self) -> None:
@@ -379,6 +381,8 @@ class OutputProcessor:
                 result.requests_to_abort.append(sequence.core_id)
             if sequence.record is not None:
                 news.append((sequence.record, output, sequence.finish_reason))
+            if output.kv_transfer_params is not None:
+                state.kv_transfer_params = output.kv_transfer_params
             if sequence.finish_reason is not None:
                 state.num_running -= 1
                 del self._by_core_id[sequence.core_id]

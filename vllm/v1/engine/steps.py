@@ -61,8 +61,9 @@ class Steps:
     def _schedule(self) -> SchedulerOutput:
         """Schedule a step while none is in flight: RuntimeError if it is empty, since the next ones would be, too."""
         step: SchedulerOutput = self.scheduler.schedule()
-        # Blocks that a preempted request gave up are for the next step.
-        if self.scheduler.has_unfinished_requests() and not (step.num_scheduled_tokens or step.preempted_req_ids):
+        # Blocks that a preempted request gave up, or that a guest still keeps, are for a later step.
+        is_stuck = not (step.num_scheduled_tokens or step.preempted_req_ids or self.scheduler.is_transferring)
+        if is_stuck and self.scheduler.has_unfinished_requests():
             stuck = list(self.scheduler.requests)
             self.scheduler.discard_step(step)
             self.scheduler.abort_requests(stuck)

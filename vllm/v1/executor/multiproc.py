@@ -132,8 +132,9 @@ class MultiprocExecutor:
             raise
 
     def _planned(self, config: VllmConfig, world_size: int) -> AbstractContextManager[Plan | None]:
-        """The ranks' work on packed weights: those of one machine agree, as they cannot ask each other yet."""
-        if self._links is None:
+        """The ranks' work on packed weights: those of one machine agree, as they cannot ask each other yet. The ranks
+        of a stage do not: only a stage of one rank finds and keeps its own."""
+        if self._links is None or self._ends.size > 1:
             return contextlib.nullcontext()
         return planned(config.model_config, config.lora_config is not None, world_size)
 
@@ -242,7 +243,8 @@ class _OnRankZero:
 
 
 def sendable(step: SchedulerOutput) -> SchedulerOutput:
-    """The step without the requests' functions, most of which cannot be pickled."""
+    """The step without what the other ranks do not need, such as the requests' functions, most of which cannot be
+    pickled."""
     requests = []
     for new in step.scheduled_new_reqs:
         if functions := new.sampling_params.logits_processors:
@@ -250,7 +252,7 @@ def sendable(step: SchedulerOutput) -> SchedulerOutput:
             params.logits_processors = [_OnRankZero()] * len(functions)
             new = replace(new, sampling_params=params)
         requests.append(new)
-    return replace(step, scheduled_new_reqs=requests)
+    return replace(step, scheduled_new_reqs=requests, parts=step.parts.sendable())
 
 
 def _threads_per_rank(parallel: ParallelConfig) -> int:

@@ -11,20 +11,25 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.distributed.stages import StageEnds
 from vllm.exceptions import EngineDeadError
-from vllm.utils.ray_utils import call_within, connect, cpus_for_each, current_placement_group, node_address
+from vllm.utils.ray_utils import call_within, connect, cpus_for_each, current_placement_group, node_address, node_memory
 from vllm.v1.executor.multiproc import MultiprocExecutor
 from vllm.v1.executor.stages import StagesExecutor
 from vllm.v1.executor.worker_monitor import START_SECONDS, WorkerHandle
@@ -84,15 +89,16 @@ class RayExecutor(MultiprocExecutor):
             raise ValueError(f"distributed_executor_backend='ray': {problem}; it has {ray.available_resources()}")
         if on_gpus:
             _check_own_gpu(bundles)
+        num_stages = world_size // width
+        rooms = _rooms(_nodes_of(bundles, world_size), node_memory(), width) if num_stages > 1 else ()
         key = secrets.token_bytes(_KEY_BYTES)
         store = (self.host, store_port)
         workers: dict[int, RayWorker] = {}
         with socket.create_server((self.host, 0)) as server:
             try:
-                num_stages = world_size // width
-                self._ends = StageEnds(num_stages - 1, num_stages)
+                self._ends = StageEnds(num_stages - 1, num_stages, rooms=rooms)
                 for rank in range(1, world_size):
-                    ends = StageEnds(num_stages - 1 - rank // width, num_stages)
+                    ends = replace(self._ends, index=num_stages - 1 - rank // width)
                     start = WorkerStart(config, rank, width, store, self.host, None, None, ends)
                     workers[rank] = RayWorker(start, bundles, bundle, server.getsockname()[:2], key)
                 _connect_all(workers, server, key)
@@ -196,6 +202,19 @@ def _places(world_size: int, width: int, bundle: dict[str, float]) -> list[dict[
         rooms[name] -= width
         places += [_on(name)] * width
     return places
+
+
+def _nodes_of(bundles: PlacementGroup, world_size: int) -> list[str]:
+    """The node of each rank."""
+    nodes = placement_group_table(bundles)["bundles_to_node_id"]
+    return [nodes[rank] for rank in range(world_size)]
+
+
+def _rooms(nodes: Sequence[str], memory: Mapping[str, float], width: int) -> tuple[float, ...]:
+    """Bytes of memory for a rank of each stage, in the order of stages. `nodes`: of each rank, whose first `width` are
+    the last stage's; they share what their node has. `memory`: bytes, by node."""
+    shares = [memory[node] / nodes.count(node) for node in nodes]
+    return tuple(min(shares[first : first + width]) for first in range(0, len(nodes), width))[::-1]
 
 
 def _on(node_id: str) -> dict[str, str]:

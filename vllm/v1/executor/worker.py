@@ -64,6 +64,8 @@ class Worker:
         self.model_config, self.parallel_config = config.model_config, config.parallel_config
         self.cache_config, self.scheduler_config = config.cache_config, config.scheduler_config
         self.group, self.stage = group, stage
+        if stage.is_last and config.speculative_config is not None:
+            stage.embeds |= config.speculative_config.method in ("mtp", "eagle")
         # The last stage has the first ranks: it samples, in the caller's process.
         self.rank = self.local_rank = (stage.size - 1 - stage.index) * group.world_size + group.rank
         self.device = worker_device(config, group.rank)

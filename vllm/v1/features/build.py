@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.distributed.stages import get_stage
 from vllm.layers.state import state_layers
 from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.features.drafts.scheduler import Drafts
@@ -43,7 +44,8 @@ SCHEDULER_ORDER = (
 7. kv_events before swap: it is told of evicted content that the host takes.
 8. kv_connector before swap: what it has promised to a request, it loads, whoever else has some of it.
 9. swap before states: without evicted content that the host does not take, the state after it is of no use.
-10. kv_store: what a request begins with is known when it looks there, and memory comes before the disk.
+10. kv_store: what a request begins with is known when it looks there, memory comes before the disk, and what `states`
+    saves of a step is known.
 """
 ORDER = (
     "hidden_cache",
@@ -109,9 +111,7 @@ def runner_guests(runner: Any) -> Sequence[RunnerGuest]:
 
         guests.append(EmbeddedRows(runner))
     if config.model_config.reads_images:
-        from vllm.v1.features.images.runner import PictureRows
-
-        guests.append(PictureRows(runner))
+        guests.append(_picture_guest(runner))
     if config.kv_transfer_config is not None:
         from vllm.v1.features.kv_connector.runner import ConnectedLayers
 
@@ -147,11 +147,23 @@ def stage_guests(runner: Any) -> Sequence[RunnerGuest]:
 
         sizes = runner.states.max_num_reqs, runner.max_decode_rows
         guests.append(Adapters(runner.model, config.lora_config, *sizes, runner.records_kernels))
+    if config.model_config.enable_prompt_embeds and get_stage().is_first:
+        from vllm.v1.features.prompt_embeds.runner import EmbeddedRows
+
+        guests.append(EmbeddedRows(runner))
+    if config.model_config.reads_images:
+        guests.append(_picture_guest(runner))
     if config.cache_config.swap_space:
         from vllm.v1.features.swap.runner import SwapSpace
 
         guests.append(SwapSpace(runner))
     return guests
+
+
+def _picture_guest(runner: Any) -> RunnerGuest:
+    from vllm.v1.features.images.runner import PicturePlaces, PictureRows
+
+    return PictureRows(runner) if get_stage().is_first else PicturePlaces(runner)
 
 
 def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence[SchedulerGuest]:

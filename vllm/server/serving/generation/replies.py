@@ -85,15 +85,24 @@ class Reply(ABC):
     async def chunks(self, submission: Submitted, request: Request) -> AsyncGenerator[dict[str, Any], None]:
         """The events of a streamed answer."""
         usage = UsageCount(request, self._body.stream_options, self._state.args.enable_force_include_usage)
+        params: dict[str, Any] = {}
         async with aclosing(submission.events()) as events:
             async for index, output in events:
                 usage.add(index, output)
                 self.log.add(index, output)
+                params |= _transfer_params(output)
                 async for piece in self.pieces(index, output):
                     if usage.in_every_chunk or _says_anything(piece):
                         yield {**self._frame, **piece, **usage.so_far()}
+        if params:
+            yield {**self._frame, "choices": [], **params}
         if usage.is_wanted_last:
             yield {**self._frame, **usage.last_chunk_fields()}
+
+
+def _transfer_params(output: RequestOutput) -> dict[str, Any]:
+    """What a connector says to who computes on."""
+    return {} if output.kv_transfer_params is None else {"kv_transfer_params": output.kv_transfer_params}
 
 
 def _says_anything(piece: dict[str, Any]) -> bool:
@@ -123,7 +132,8 @@ async def respond(request: Request, answer: Reply, stream: bool) -> Response:
         for index, output in enumerate(outputs):
             usage.add(index, output)
             answer.log.add(index, output)
-        return await answer.whole(outputs, usage)
+        # Upstream's answers have those of the first prompt.
+        return {**await answer.whole(outputs, usage), **_transfer_params(outputs[0])}
 
     return PartsResponse(await while_connected(request, whole()))
 

@@ -39,9 +39,16 @@ def sampling_params(
     """The parameters of the request's prompts. Fields left out have the model's defaults, or else vLLM's.
 
     `logprobs` and `prompt_logprobs` are top-k at generated and prompt positions; without the latter, the request's own
-    field counts. `more` are further fields in place of the request's. Raises VLLMValidationError for a value out of its
-    range.
+    field counts. `more` are further fields in place of the request's.
+
+    Raises:
+        VLLMValidationError: a value out of its range.
+        ApiError: parameters of a connector, and there is none.
     """
+    config = state.engine.vllm_config
+    if request.kv_transfer_params and config.kv_transfer_config is None and not config.cache_config.kv_store:
+        reason = "without --kv-transfer-config or --kv-store the KV cache stays in this server"
+        raise ApiError(400, f"kv_transfer_params: {reason}", "kv_transfer_params", "unsupported_field")
     fields = request.sampling_fields(state.engine.model_config.default_sampling_params)
     if max_tokens is not None:
         fields["max_tokens"] = max_tokens
@@ -51,7 +58,7 @@ def sampling_params(
     return SamplingParams(
         **{"max_tokens": None, **fields, **more},
         detokenize=state.engine.input_processor.tokenizer is not None,
-        extra_args=request.vllm_xargs,
+        extra_args=request.extra_args,
         output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
     )
 

@@ -71,7 +71,9 @@ class Scheduler:
         self._on_preempted, self._on_ended = hooks(guests, "preempted"), hooks(guests, "ended")
         self._on_grow, self._on_fill = hooks(guests, "grow"), hooks(guests, "fill")
         self._shares, self._on_computes = hooks(guests, "share"), hooks(guests, "computes")
-        self._on_discarded = hooks(guests, "discarded")
+        self._on_discarded, self._transfers = hooks(guests, "discarded"), hooks(guests, "transfers")
+        self._lets_go = hooks(guests, "let_go")
+        self._takes_whole_steps = any(guest.takes_whole_steps for guest in guests)
         self._begin_updates, self._on_update = hooks(guests, "begin_update"), hooks(guests, "update")
 
     def add_request(self, request: Request) -> None:
@@ -126,7 +128,12 @@ class Scheduler:
         if self.running or self.waiting or not self.requests:
             return not self.refused
         is_preparing = all(request.status is RequestStatus.PREPARING for request in self.requests.values())
-        return not self.refused and not is_preparing
+        return not self.refused and (not is_preparing or self.is_transferring)
+
+    @property
+    def is_transferring(self) -> bool:
+        """Whether steps have to be run even if they are empty."""
+        return any(transfers() for transfers in self._transfers)
 
     def has_request(self, request_id: str) -> bool:
         return request_id in self.requests
@@ -153,11 +160,16 @@ class Scheduler:
         """Forget all cached blocks; False, and nothing done, while requests run, unless these are to begin anew
         (`reset_running_requests`; no step may be in flight)."""
         if reset_running_requests:
-            nothing = SchedulerOutput([], CachedRequestData(), {}, 0, [], [])
-            for request in reversed(list(self.running)):
-                self._preempt(request, nothing)
-                self._finished_req_ids.append(request.request_id)
+            self._begin_anew(list(self.running))
+            for let_go in self._lets_go:
+                let_go()
         return self.kv.reset_prefix_cache()
+
+    def _begin_anew(self, requests: list[Request]) -> None:
+        nothing = SchedulerOutput([], CachedRequestData(), {}, 0, [], [])
+        for request in reversed(requests):
+            self._preempt(request, nothing)
+            self._finished_req_ids.append(request.request_id)
 
     def stats(self) -> SchedulerStats:
         """Counts for logs and metrics."""
@@ -192,7 +204,7 @@ class Scheduler:
         if num_steps == 1:
             return most, len(self.running)
         num_requests = -(-len(self.running) // num_steps)
-        if not self.config.enable_chunked_prefill:
+        if not self.config.enable_chunked_prefill or self._takes_whole_steps:
             return most, num_requests
         known = self.waiting.num_tokens
         known += sum(max(len(request.token_ids) - request.num_computed_tokens, 0) for request in self.running)
@@ -224,7 +236,8 @@ class Scheduler:
                 if not num_new:
                     index += 1
                     continue
-            grown = self._grow_further(step, request, num_new, budget - (len(running) - index - 1)) if grows else None
+            others = min(len(running) - index, requests_left) - 1
+            grown = self._grow_further(step, request, num_new, budget - others) if grows else None
             if grown is not None:
                 num_new, added = grown
             else:
@@ -442,13 +455,28 @@ class Scheduler:
             count = sum(rows.rows.stop - rows.rows.start for rows in output.prompt_logprobs)
             self.requests[output.request_id].note_prompt_rows_read(count)
 
+    def repeat_step(self, scheduler_output: SchedulerOutput) -> None:
+        """The step's results do not count: its requests begin anew, with what was cached before it. No other one may be
+        in flight."""
+        self._forget_step(scheduler_output)
+        lost = []
+        for request_id, begun_at in scheduler_output.begun_at():
+            request = self.requests.get(request_id)
+            if request is not None:
+                self.kv.forget_step(request, begun_at)
+                lost.append(request)
+        self._begin_anew(lost)
+
+    def _forget_step(self, scheduler_output: SchedulerOutput) -> None:
+        self.kv.forget_brought(scheduler_output)
+        for discarded in self._on_discarded:
+            discarded(scheduler_output)
+
     def discard_step(self, scheduler_output: SchedulerOutput, stale: Collection[str] = ()) -> list[str]:
         """The step failed: end its requests, except for `stale` ids, which other requests may have now, and forget what
         it was to write. Returns the ids of the ended requests."""
         lost = []
-        self.kv.forget_brought(scheduler_output)
-        for discarded in self._on_discarded:
-            discarded(scheduler_output)
+        self._forget_step(scheduler_output)
         for request_id, begun_at in scheduler_output.begun_at():
             request = self.requests.get(request_id)
             if request is None or request_id in stale:

@@ -65,6 +65,8 @@ class WholeRequestScheduler:
         """See Scheduler."""
         return True
 
+    is_transferring = False
+
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
 

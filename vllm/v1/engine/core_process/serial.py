@@ -132,6 +132,7 @@ def encode_outputs(outputs: Sequence[EngineCoreOutput], extra: Any = None) -> li
             output.allowed_mass,
             output.num_drafted,
             output.num_accepted,
+            output.kv_transfer_params,
         )
         for output in outputs
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.config import SpeculativeConfig, VllmConfig
+from vllm.distributed.stages import WHOLE, building_stage
 from vllm.v1.features.drafts.draft_lengths import DraftLengths
 from vllm.v1.features.drafts.drafter import CachedDrafter, Drafter
 from vllm.v1.features.drafts.runner import Speculator
@@ -23,7 +24,9 @@ def make_speculator(runner: Any) -> Speculator:
     assert speculative.num_speculative_tokens is not None
     speculator = Speculator(runner, speculative.num_speculative_tokens)
     if speculative.method in ("draft_model", "mtp", "eagle", "eagle3"):
-        speculator.drafter = speculator.draft_model = _make_cached_drafter(runner, speculator)
+        # All of the draft is where the target's last stage is.
+        with building_stage(WHOLE):
+            speculator.drafter = speculator.draft_model = _make_cached_drafter(runner, speculator)
     else:
         speculator.drafter = _make_drafter(speculative, states.max_num_reqs)
     token_cost = _relative_size(config) if speculator.draft_model else 0.0

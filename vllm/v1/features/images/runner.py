@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vllm.attention.backend import WholeBlock
+from vllm.distributed.stages import get_stage
 from vllm.inputs.images import Picture, PromptImages
 from vllm.layers.input_rows import AddedRows, InputRows
 from vllm.layers.rotary_embedding import RotaryEmbedding
@@ -29,14 +30,100 @@ from vllm.v1.worker.gpu.states import NO_ID
 _KEPT_VECTORS = 4096
 
 
-class PictureRows(RunnerGuest):
-    """The rows that the slots' requests have of pictures, and the positions of their tokens."""
+class PicturePlaces(RunnerGuest):
+    """The places that the slots' requests have pictures at: the positions of their tokens, and which see each other.
+    Where layers are split into stages, it is all that others than the first one need."""
 
     def __init__(self, runner: Any) -> None:
-        """ValueError: the model's tower cannot be loaded, or the decoder takes more of a token than its embedding."""
         config = runner.model_config
         self._states, self._device = runner.states, runner.device
-        family = picture_family(config.hf_config, Path(config.path))
+        self._family = family = picture_family(config.hf_config, Path(config.path))
+        self._whole = family.whole_blocks
+        self._vocab_size: int = config.vocab_size
+        self._images: dict[int, PromptImages] = {}
+        self._rotaries: list[tuple[RotaryEmbedding, Tensor]] = []
+        if family.has_axes:
+            found = {id(each): each for each in map(_rotary, runner.model.modules()) if each is not None}
+            for rotary in found.values():
+                axes = frequency_axes(family, rotary.num_frequencies)
+                self._rotaries.append((rotary, torch.tensor(axes, device=runner.device)))
+
+    def remove(self, slot: int) -> None:
+        self._images.pop(slot, None)
+
+    def add(self, slot: int, new: NewRequestData, step: SchedulerOutput) -> None:
+        images = (step.parts.of(StepPictures) or StepPictures()).images.get(new.req_id)
+        if images is not None:
+            self._images[slot] = images
+            # Some models have ids for rows that are none of their words'.
+            ids = self._states.token_ids[slot]
+            ids[: len(new.prefill_token_ids)][ids[: len(new.prefill_token_ids)] >= self._vocab_size] = NO_ID
+
+    def begin(self, step: SchedulerOutput) -> None:
+        self._clear()
+
+    def before_forward(self, step: SchedulerOutput, batch: InputBatch) -> None:
+        if not self._images:
+            return
+        if self._whole is not None:
+            self._give_blocks(batch, self._whole)
+        if self._rotaries:
+            self._give_positions(batch)
+
+    def after_forward(self, step: SchedulerOutput, batch: InputBatch, hidden: Tensor) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        for rotary, _ in self._rotaries:
+            rotary.clear()
+
+    def _give_blocks(self, batch: InputBatch, whole: Whole) -> None:
+        blocks: list[WholeBlock] = []
+        starts, ends, origins = batch.num_computed_np.tolist(), batch.seq_lens_np.tolist(), batch.origins_np.tolist()
+        for row, slot in enumerate(batch.idx_mapping_np.tolist()):
+            images = self._images.get(slot)
+            if images is None:
+                continue
+            runs = images.runs() if whole.kind == "pictures" else [(0, images.num_tokens)]
+            for begin, end in runs:
+                first = max(begin, starts[row])
+                if first < end <= ends[row]:
+                    seen_from = begin if whole.beyond_windows else None
+                    blocks.append(WholeBlock(row, first + origins[row], end + origins[row], end, seen_from))
+        if blocks:
+            batch.is_changed, batch.can_record_change = True, False
+            batch.whole_blocks, batch.whole_in_windows_only = blocks, whole.in_windows_only
+
+    def _give_positions(self, batch: InputBatch) -> None:
+        shown = np.repeat(batch.positions_np[None], 3, axis=0)
+        origins, bounds = batch.origins_np, batch.query_start_loc_np
+        for row, slot in enumerate(batch.idx_mapping_np.tolist()):
+            images = self._images.get(slot)
+            if images is None or images.positions is None:
+                continue
+            first, last = int(bounds[row]), int(bounds[row + 1])
+            begin = first - int(origins[row])
+            given = images.positions[:, begin : begin + last - first]
+            shown[:, first : first + given.shape[1]] = given
+            shown[:, first + given.shape[1] : last] += images.shift
+        if (shown == shown[0]).all():
+            batch.shown_positions_np = shown[0]
+            return
+        batch.is_changed, batch.can_record_change = True, False
+        batch.shown_positions_np = np.arange(shown.shape[1])
+        positions = upload(shown, self._device)
+        for rotary, axes in self._rotaries:
+            rotary.give(positions, axes)
+
+
+class PictureRows(PicturePlaces):
+    """The rows that the slots' requests have of pictures, too."""
+
+    def __init__(self, runner: Any) -> None:
+        """ValueError: the model's tower cannot be loaded, the decoder takes more of a token than its embedding, or
+        further rows of a picture belong to layers of other stages."""
+        super().__init__(runner)
+        config, family = runner.model_config, self._family
         self._filler_id = family.filler_id or 0  # any that can be looked up, where nothing else is
         has_further = family.filler_id is not None
         rows: InputRows | None = getattr(runner.model.model if has_further else runner.model, "input_rows", None)
@@ -47,19 +134,17 @@ class PictureRows(RunnerGuest):
             )
         self._rows = rows
         self._added: AddedRows | None = getattr(getattr(runner.model, "model", None), "added_rows", None)
-        self._whole = family.whole_blocks
+        own_layers = get_stage().layers
+        if own_layers is not None and family.num_added_to > len(own_layers):
+            raise ValueError(
+                f"pipeline_parallel_size: {family.name} adds something of pictures after each of its first "
+                f"{family.num_added_to} layers, which the first stage must have, and VLLM_PP_LAYER_PARTITION gives it "
+                f"{len(own_layers)}"
+            )
         self._width: int = config.input_embedding_size
-        self._vocab_size: int = config.vocab_size
-        self._images: dict[int, PromptImages] = {}
         self.tower = Tower(family, config, runner.device)
         self._own_bytes = config.encoder_cache_bytes
         self._cache = EncodedPictures(family.parts_of_a_row * self._width)
-        self._rotaries: list[tuple[RotaryEmbedding, Tensor]] = []
-        if family.has_axes:
-            found = {id(each): each for each in map(_rotary, runner.model.modules()) if each is not None}
-            for rotary in found.values():
-                axes = frequency_axes(family, rotary.num_frequencies)
-                self._rotaries.append((rotary, torch.tensor(axes, device=runner.device)))
 
     @property
     def own_bytes(self) -> int:
@@ -75,42 +160,21 @@ class PictureRows(RunnerGuest):
     def reset(self, sizes: Any) -> None:
         self._cache.clear()
 
-    def remove(self, slot: int) -> None:
-        self._images.pop(slot, None)
-
-    def add(self, slot: int, new: NewRequestData, step: SchedulerOutput) -> None:
-        images = (step.parts.of(StepPictures) or StepPictures()).images.get(new.req_id)
-        if images is not None:
-            self._images[slot] = images
-            # Some models have ids for rows that are none of their words'.
-            ids = self._states.token_ids[slot]
-            ids[: len(new.prefill_token_ids)][ids[: len(new.prefill_token_ids)] >= self._vocab_size] = NO_ID
-
     def begin(self, step: SchedulerOutput) -> None:
-        self._clear()
+        super().begin(step)
         for digest in (step.parts.of(StepPictures) or StepPictures()).dropped:
             self._cache.drop(digest)
 
     def before_forward(self, step: SchedulerOutput, batch: InputBatch) -> None:
-        if not self._images:
-            return
-        self._give_rows(batch)
-        if self._whole is not None:
-            self._give_blocks(batch, self._whole)
-        if self._rotaries:
-            self._give_positions(batch)
-
-    def after_forward(self, step: SchedulerOutput, batch: InputBatch, hidden: Tensor) -> None:
-        self._clear()
+        if self._images:
+            self._give_rows(batch)
+        super().before_forward(step, batch)
 
     def _clear(self) -> None:
+        super()._clear()
         self._rows.clear()
         if self._added is not None:
             self._added.clear()
-        for rotary, _ in self._rotaries:
-            rotary.clear()
-
-    # -- rows ----------------------------------------------------------------------------------------------------
 
     def _give_rows(self, batch: InputBatch) -> None:
         tokens: list[np.ndarray] = []
@@ -137,46 +201,6 @@ class PictureRows(RunnerGuest):
         if others:
             assert self._added is not None
             self._added.give(places_on_device, others)
-
-    def _give_blocks(self, batch: InputBatch, whole: Whole) -> None:
-        blocks: list[WholeBlock] = []
-        starts, ends, origins = batch.num_computed_np.tolist(), batch.seq_lens_np.tolist(), batch.origins_np.tolist()
-        for row, slot in enumerate(batch.idx_mapping_np.tolist()):
-            images = self._images.get(slot)
-            if images is None:
-                continue
-            runs = images.runs() if whole.kind == "pictures" else [(0, images.num_tokens)]
-            for begin, end in runs:
-                first = max(begin, starts[row])
-                if first < end <= ends[row]:
-                    seen_from = begin if whole.beyond_windows else None
-                    blocks.append(WholeBlock(row, first + origins[row], end + origins[row], end, seen_from))
-        if blocks:
-            batch.is_changed, batch.can_record_change = True, False
-            batch.whole_blocks, batch.whole_in_windows_only = blocks, whole.in_windows_only
-
-    # -- positions -----------------------------------------------------------------------------------------------
-
-    def _give_positions(self, batch: InputBatch) -> None:
-        shown = np.repeat(batch.positions_np[None], 3, axis=0)
-        origins, bounds = batch.origins_np, batch.query_start_loc_np
-        for row, slot in enumerate(batch.idx_mapping_np.tolist()):
-            images = self._images.get(slot)
-            if images is None or images.positions is None:
-                continue
-            first, last = int(bounds[row]), int(bounds[row + 1])
-            begin = first - int(origins[row])
-            given = images.positions[:, begin : begin + last - first]
-            shown[:, first : first + given.shape[1]] = given
-            shown[:, first + given.shape[1] : last] += images.shift
-        if (shown == shown[0]).all():
-            batch.shown_positions_np = shown[0]
-            return
-        batch.is_changed, batch.can_record_change = True, False
-        batch.shown_positions_np = np.arange(shown.shape[1])
-        positions = upload(shown, self._device)
-        for rotary, axes in self._rotaries:
-            rotary.give(positions, axes)
 
 
 class PictureVectors(RunnerGuest):
@@ -223,15 +247,18 @@ class EncodedPictures:
 
     def take(self, pictures: Sequence[Picture], tower: Tower) -> dict[str, Tensor]:
         """The rows of these, [N, L * W] each, by their digests; the tower encodes each that is not there, once."""
-        for picture in pictures:
-            if picture.digest in self._rows:
-                continue
-            rows = tower.encode(picture.values)
-            if rows.shape != (len(picture.rows), self._width):
-                wanted = f"{len(picture.rows)} rows of {self._width}"
-                raise ValueError(f"the tower made {list(rows.shape)} of a picture that has {wanted}")
-            self._rows[picture.digest] = rows
-            self.num_encoded += 1
+        missing = list({each.digest: each for each in pictures if each.digest not in self._rows}.values())
+        for numbers in tower.runs([each.values for each in missing]):
+            run = [missing[number] for number in numbers]
+            rows = tower.encode_together([each.values for each in run])
+            counts = [len(each.rows) for each in run]
+            if rows.shape != (sum(counts), self._width):
+                wanted = f"{sum(counts)} rows of {self._width}"
+                raise ValueError(f"the tower made {list(rows.shape)} of {len(run)} pictures that have {wanted}")
+            for each, own in zip(run, rows.split(counts), strict=True):
+                # Otherwise dropping one picture would free nothing.
+                self._rows[each.digest] = own if len(run) == 1 else own.clone()
+            self.num_encoded += len(run)
         return {picture.digest: self._rows[picture.digest] for picture in pictures}
 
     def drop(self, digest: str) -> None:

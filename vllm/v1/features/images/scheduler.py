@@ -56,6 +56,7 @@ class PictureTurns(SchedulerGuest):
         """
         self._requests = requests
         self._whole, self._max_step_tokens, self._block_size = whole, max_step_tokens, block_size
+        self.takes_whole_steps = whole is not None
         self._runs: dict[str, list[tuple[int, int]]] = {}
         self._secret = os.urandom(16)  # so that nobody can look for pictures with equal numbers
         self._row_ids: dict[str, list[int]] = {}

@@ -31,7 +31,7 @@ class KVConnectorOutput:
 
     Attributes:
         finished_sending, finished_recving: ids that `get_finished` returned.
-        invalid_block_ids: always empty, as blocks that could not be loaded end the step.
+        invalid_block_ids: that `get_block_ids_with_load_errors` returned.
     """
 
     finished_sending: set[str] | None = None
@@ -138,7 +138,7 @@ class KVConnectorBase_V1(ABC):
     @abstractmethod
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens after the computed ones can be loaded, None: it is not known yet; and whether they are loaded
-        between steps, which is refused."""
+        beside steps: then the request is admitted once `get_finished` has named it."""
 
     @abstractmethod
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -153,8 +153,8 @@ class KVConnectorBase_V1(ABC):
         return
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Mapping[str, Any] | None]:
-        """The request ends. Returns whether its blocks are still needed, which is refused, and parameters for who
-        computes on."""
+        """The request ends. Returns whether its blocks are kept until `get_finished` names it, and parameters for who
+        computes on, which its output has."""
         return False, None
 
     def reset_cache(self) -> bool | None:

@@ -73,9 +73,12 @@ class KVConnectorFactory:
         if layout not in (None, "HND"):
             name = config.kv_transfer_config.kv_connector
             raise _refusal(f"kv_connector={name!r} needs the layout {layout}; blocks here are HND", name)
-        # Classes for older versions take no third argument.
-        takes_three = len(inspect.signature(kind).parameters) > 2
-        return kind(config, role, kv_cache_config) if takes_three else kind(config, role)
+        try:
+            inspect.signature(kind).bind(config, role, kv_cache_config)
+        except TypeError:
+            # Classes for older versions take no third argument.
+            return kind(config, role)
+        return kind(config, role, kv_cache_config)
 
 
 def _refusal(message: str, name: str | None) -> VLLMValidationError:

@@ -8,16 +8,29 @@ from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.v1.features.kv_connector.runner import ConnectedLayers
-from vllm.v1.features.kv_connector.scheduler import Connections
+from vllm.v1.features.kv_connector.scheduler import Connections, Side, StepMessage
 
 
 def make_connections(config: VllmConfig, call: Callable[[Any, tuple], Any], scheduler: Any) -> Connections:
     """ValueError: the model keeps what a connector does not see."""
-    return Connections(config, scheduler, call(_layer_names, ())[0], partial(call, _shut_down, ()))
+    worker = Side(
+        lambda: call(_take_answer, ())[0],
+        lambda message: call(_run_empty, (message,))[0],
+        partial(call, _shut_down, ()),
+    )
+    return Connections(config, scheduler, call(_layer_names, ())[0], worker)
 
 
 def _layer_names(worker: Any) -> list[str]:
     return list(worker.model_runner.guest(ConnectedLayers).layer_names)
+
+
+def _take_answer(worker: Any) -> Any:
+    return worker.model_runner.guest(ConnectedLayers).take_answer()
+
+
+def _run_empty(worker: Any, message: StepMessage) -> Any:
+    return worker.model_runner.guest(ConnectedLayers).run_empty(message)
 
 
 def _shut_down(worker: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.features.kv_connector.base import (
     KVCacheDescription,
     KVCacheGroup,
@@ -16,7 +16,7 @@ from vllm.v1.features.kv_connector.base import (
     KVConnectorRole,
 )
 from vllm.v1.features.kv_connector.factory import KVConnectorFactory
-from vllm.v1.features.kv_connector.scheduler import StepMessage
+from vllm.v1.features.kv_connector.scheduler import LostStep, StepMessage
 from vllm.v1.features.kv_connector.views import ConnectorContext, LayerCache, StepAttention
 from vllm.v1.worker.gpu.guests import CacheSizes, Completion, RunnerGuest, StepOutcome
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -32,6 +32,8 @@ class ConnectedLayers(RunnerGuest):
         self._layers: dict[str, Tensor] = {}
         self._attention: dict[str, StepAttention] = {}
         self._answer = KVConnectorOutput()
+        self._is_lost = False
+        self._recomputes = runner.vllm_config.kv_transfer_config.recomputes
 
     @property
     def layer_names(self) -> list[str]:
@@ -64,6 +66,13 @@ class ConnectedLayers(RunnerGuest):
             self._load(None)
             self._end(message)
 
+    def run_empty(self, message: StepMessage) -> KVConnectorOutput:
+        """What a step without tokens does, and what the connector has said since the last call."""
+        nothing = SchedulerOutput([], CachedRequestData(), {}, 0, [], [])
+        nothing.parts.add(message)
+        self.begin(nothing)
+        return self.take_answer()
+
     def before_forward(self, step: SchedulerOutput, batch: InputBatch) -> None:
         message = step.parts.of(StepMessage)
         if message is None or self._connector is None:
@@ -79,8 +88,11 @@ class ConnectedLayers(RunnerGuest):
         self._load(self._attention)
         for name in self._layers:
             self._connector.wait_for_layer_load(name)
-        if failed := self._connector.get_block_ids_with_load_errors():
-            # Requests that were scheduled meanwhile may share them, so none of the step's can go on.
+        failed = self._connector.get_block_ids_with_load_errors()
+        self._answer.invalid_block_ids |= failed
+        # Requests that were scheduled meanwhile may share them, so none of the step's can go on.
+        self._is_lost = bool(failed - message.loading)
+        if self._is_lost and not self._recomputes:
             raise RuntimeError(
                 f"kv_connector {type(self._connector).__name__} could not load the blocks {sorted(failed)}; the "
                 "step's requests end (kv_load_failure_policy='fail')"
@@ -108,14 +120,25 @@ class ConnectedLayers(RunnerGuest):
         # A step without tokens has no results that could take its answer along.
         answer.finished_sending = (answer.finished_sending or set()) | (sent or set()) or None
         answer.finished_recving = (answer.finished_recving or set()) | (received or set()) or None
+        answer.invalid_block_ids |= self._connector.get_block_ids_with_load_errors()
+
+    def take_answer(self) -> KVConnectorOutput:
+        """What the connector has said since the last call."""
+        answer, self._answer = self._answer, KVConnectorOutput()
+        return answer
 
     def after_sample(self, batch: InputBatch, hidden: Tensor) -> Completion | None:
         if self._connector is None:
             return None
-        answer, self._answer = self._answer, KVConnectorOutput()
+        answer, is_lost = self.take_answer(), self._is_lost
+        self._is_lost = False
 
         def complete(outcome: StepOutcome) -> None:
             outcome.output.parts.add(answer)
+            if is_lost:
+                outcome.output.parts.add(LostStep())
+                outcome.unsound.update(batch.req_ids)
+                outcome.errors.clear()
 
         return complete
 

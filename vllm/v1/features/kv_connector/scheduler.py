@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from vllm.config import VllmConfig
 from vllm.logger import init_logger, warn_once
 from vllm.v1.core.block_pool import extend_block_hashes
 from vllm.v1.core.guests import SchedulerGuest
-from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.features.kv_connector.base import (
     KVCacheDescription,
     KVCacheGroup,
@@ -28,34 +30,69 @@ logger = init_logger(__name__)
 
 # How long an engine that has nothing else to do waits before it asks a connector again, in seconds.
 _PATIENCE = 0.002
+# How long what it has begun may take before the cache is emptied or freed.
+_END_SECONDS = 60.0
 
 
 class StepMessage(NamedTuple):
-    """A step's message, and the requests that have ended since the last."""
+    """A step's message, the requests that have ended since the last, and the blocks that are loaded beside steps."""
 
     metadata: KVConnectorMetadata
     finished_req_ids: set[str]
+    loading: frozenset[int]
+
+
+class LostStep(NamedTuple):
+    """Blocks could not be loaded that a step has read: its results do not count."""
+
+
+@dataclass
+class Load:
+    """Blocks that are being loaded for a request, which is in no queue meanwhile."""
+
+    request: Request
+    blocks: list[int]  # of its beginning
+    hashes: list[bytes]  # of their content
+    num_cached: int  # leading ones that had it before
+
+
+class Side(NamedTuple):
+    """Calls of the worker's side: what it has said since the last call, the same after it has done what a step without
+    tokens does, and its end."""
+
+    take_answer: Callable[[], KVConnectorOutput]
+    run_empty: Callable[[StepMessage], KVConnectorOutput]
+    shut_down: Callable[[], Any]
 
 
 class Connections(SchedulerGuest):
     """Offers a request's content to the cache while it is admitted, as far as the connector says that it can be loaded.
-    What is brought so is content as any other: the step loads it before its forward pass."""
+    What is brought so is content as any other: the step loads it before its forward pass. What is loaded beside steps
+    goes into blocks that are kept for it, and is content as any other before the request is queued."""
 
-    def __init__(
-        self, config: VllmConfig, scheduler: Any, layer_names: list[str], end_worker: Callable[[], Any]
-    ) -> None:
-        """
-        Args:
-            layer_names: the layers that have a cache.
-            end_worker: called when the engine ends.
-        """
+    def __init__(self, config: VllmConfig, scheduler: Any, layer_names: list[str], worker: Side) -> None:
+        """`layer_names`: of the layers that have a cache."""
         cache = scheduler.cache_config
         check_cache(cache.group_windows, cache.num_states is not None)
         described = KVCacheDescription(cache.num_blocks, [KVCacheGroup(layer_names, cache.block_size)])
         self.connector = KVConnectorFactory.create_connector(config, KVConnectorRole.SCHEDULER, described)
-        self._kv, self._requests, self._end_worker = scheduler.kv, scheduler.requests, end_worker
+        self._scheduler, self._worker = scheduler, worker
+        self._kv, self._requests = scheduler.kv, scheduler.requests
         self._block_size = scheduler.kv.block_size
+        assert config.kv_transfer_config is not None
+        self._recomputes = config.kv_transfer_config.recomputes
         self._undecided: dict[str, Request] = {}
+        # Requests whose blocks are to be loaded beside steps, those being loaded, and those that are done, with why
+        # they cannot go on.
+        self._to_load: dict[str, Request] = {}
+        self._loads: dict[str, Load] = {}
+        self._loaded: list[tuple[Request, str | None]] = []
+        self._kept: dict[str, list[int]] = {}  # blocks that are loaded, until their request is admitted
+        # Requests for which no more is loaded: all that there was, or what failed.
+        self._done: set[str] = set()
+        self._sending: dict[str, list[int]] = {}  # blocks of requests that have ended
+        self._params: dict[str, dict[str, Any]] = {}  # what the connector says at a request's end
+        self._step: SchedulerOutput | None = None  # the latest
         # Content that is offered to the request being admitted, by its place after the cached blocks.
         self._offered: dict[bytes, int] = {}
         self._num_brought = 0
@@ -65,24 +102,42 @@ class Connections(SchedulerGuest):
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def prepares(self, request: Request) -> bool:
-        if self._matched(request)[0] is not None:
+        count, is_async, _ = self._matched(request)
+        if count is None:
+            self._undecided[request.request_id] = request
+        elif count and is_async:
+            self._to_load[request.request_id] = request
+        else:
             return False
-        self._undecided[request.request_id] = request
         return True
 
     def prepared(self, is_idle: bool) -> Sequence[tuple[Request, str | None]]:
-        known = [request for request in self._undecided.values() if self._matched(request)[0] is not None]
-        if self._undecided and not known and is_idle:
+        is_empty = self._step is not None and not self._step.total_num_scheduled_tokens
+        if self.transfers() and is_empty:
+            # Such a step's answer does not come with results.
+            self._hear(self._worker.take_answer())
+        for name, request in list(self._undecided.items()):
+            count, is_async, _ = self._matched(request)
+            if count is None:
+                continue
+            del self._undecided[name]
+            if count and is_async:
+                self._to_load[name] = request
+            else:
+                self._loaded.append((request, None))
+        found, self._loaded = self._loaded, []
+        if not found and (is_idle or is_empty) and (self._undecided or self.transfers()):
             time.sleep(_PATIENCE)
-        for request in known:
-            del self._undecided[request.request_id]
-        return [(request, None) for request in known]
+        return found
 
     def _matched(self, request: Request) -> tuple[int | None, bool, int]:
         """The number of tokens that the connector has after the cached blocks (None: it cannot tell yet), whether it
         would load them between steps, and the number of cached blocks."""
         self._offered = {}
-        if self._is_off or request.sampling_params.skip_reading_prefix_cache:
+        is_done = self._is_off or request.request_id in self._done
+        # Final hidden states, which prompt logprobs need, are not carried.
+        reads_prompt = request.next_prompt_row is not None
+        if is_done or reads_prompt or request.sampling_params.skip_reading_prefix_cache:
             return 0, False, 0
         cached = self._kv.find_prefix(request).num_blocks
         view = request_view(request)
@@ -92,18 +147,17 @@ class Connections(SchedulerGuest):
     def ready(self, request: Request) -> str | None:
         count, is_async, cached = self._matched(request)
         self._num_brought = 0
-        if not count:
-            return None
-        if is_async:
-            return (
-                f"kv_connector {type(self.connector).__name__} loads between steps (load_async), which is not done: "
-                "get_num_new_matched_tokens must return False as its second value"
-            )
-        # The last token is always computed, as its logits are needed, and blocks are loaded whole.
-        most = (request.num_tokens - 1) // self._block_size
-        hashes = extend_block_hashes(request, self._block_size)[cached : min(cached + count // self._block_size, most)]
-        self._offered = {key: place for place, key in enumerate(hashes, 1)}
+        # After a preemption what is loaded beside steps is computed.
+        if count and not is_async:
+            hashes = self._loadable(request, cached, count)[cached:]
+            self._offered = {key: place for place, key in enumerate(hashes, 1)}
         return None
+
+    def _loadable(self, request: Request, cached: int, count: int) -> list[bytes]:
+        """The content of the leading blocks that `count` tokens after the cached ones end. The last token is always
+        computed, as its logits are needed, and blocks are loaded whole."""
+        most = (request.num_tokens - 1) // self._block_size
+        return extend_block_hashes(request, self._block_size)[: min(cached + count // self._block_size, most)]
 
     def holds(self, key: bytes) -> bool:
         return key in self._offered
@@ -118,42 +172,171 @@ class Connections(SchedulerGuest):
     def admitted(self, request: Request) -> None:
         num_tokens = self._num_brought * self._block_size
         self._offered, self._num_brought = {}, 0
+        self._release(self._kept, request.request_id)
         if self._is_off:
             return
         if not request.num_preemptions:
             self._num_queried += request.num_tokens
-            self._num_hit += num_tokens
-        self._num_loaded += num_tokens // self._block_size
+        self._count(num_tokens // self._block_size, request)
         blocks = ConnectorBlocks(self._kv.blocks_of(request.request_id))
         self.connector.update_state_after_alloc(request_view(request), blocks, num_tokens)
 
+    def _count(self, num_blocks: int, request: Request) -> None:
+        self._num_loaded += num_blocks
+        if not request.num_preemptions:
+            self._num_hit += num_blocks * self._block_size
+
     def ended(self, request: Request) -> None:
-        self._undecided.pop(request.request_id, None)
+        name = request.request_id
+        self._done.discard(name)
+        self._release(self._kept, name)
+        for waiting in (self._undecided, self._to_load):
+            waiting.pop(name, None)
         if self._is_off:
             return
-        owned = self._kv.owned.get(request.request_id)
-        block_ids = [] if owned is None else self._kv.blocks_of(request.request_id)[0]
+        if (load := self._loads.get(name)) is not None:
+            block_ids = load.blocks
+        else:
+            block_ids = self._kv.blocks_of(name)[0] if name in self._kv.owned else []
         is_delayed, params = self.connector.request_finished(request_view(request), block_ids)
-        if is_delayed:
-            raise NotImplementedError(
-                f"kv_connector {type(self.connector).__name__} keeps a request's blocks after its end, which is not "
-                "done: request_finished must return False, and wait_for_save return once blocks are saved"
-            )
+        if is_delayed and block_ids:
+            self._kv.pool.share(block_ids)
+            self._sending[name] = list(block_ids)
         if params:
-            warn_once(logger, "kv_connector: parameters that request_finished returns are not passed on to callers")
+            self._params[name] = dict(params)
+
+    # -- blocks that are kept beside requests -----------------------------------------------------------------------
+
+    def transfers(self) -> bool:
+        return bool(self._to_load or self._loads or self._kept or self._sending)
+
+    def _release(self, kept: dict[str, list[int]], name: str) -> None:
+        """Give back a request's blocks, the end first, as it is useful to the fewest."""
+        self._kv.pool.release(reversed(kept.pop(name, [])))
+
+    def _begin_load(self, request: Request) -> None:
+        """Have the connector load blocks for a request, or let it be queued as it is; later, where too few blocks are
+        free."""
+        pool, scheduler = self._kv.pool, self._scheduler
+        # An earlier request of this name may have been aborted.
+        is_busy = request.request_id in self._loads
+        if is_busy or len(scheduler.running) + len(self._loads) + len(self._kept) >= scheduler.config.max_num_seqs:
+            return
+        count, is_async, cached = self._matched(request)
+        # Those that another guest holds are loaded, too.
+        found = takewhile(lambda block: block is not None, map(pool.find, request.block_hashes[:cached]))
+        cached_blocks = [block for block in found if block is not None]
+        if count is not None and len(cached_blocks) < cached:
+            count += (cached - len(cached_blocks)) * self._block_size
+        hashes = self._loadable(request, len(cached_blocks), count or 0)
+        num_new = len(hashes) - len(cached_blocks)
+        if count is None or not is_async or num_new <= 0:
+            del self._to_load[request.request_id]
+            if count is None:
+                self._undecided[request.request_id] = request
+            else:
+                self._loaded.append((request, None))
+            return
+        if num_new > pool.num_free - sum(map(pool.is_evictable, cached_blocks)):
+            return
+        del self._to_load[request.request_id]
+        pool.share(cached_blocks)
+        blocks = [*cached_blocks, *pool.allocate(num_new)]
+        self._loads[request.request_id] = Load(request, blocks, hashes, len(cached_blocks))
+        view = ConnectorBlocks((blocks,))
+        self.connector.update_state_after_alloc(request_view(request), view, num_new * self._block_size)
+
+    def _end_load(self, load: Load, failed: set[int]) -> None:
+        name = load.request.request_id
+        end = load.num_cached
+        while end < len(load.blocks) and load.blocks[end] not in failed:
+            self._kv.pool.register(load.blocks[end], load.hashes[end])
+            end += 1
+        self._kept[name] = load.blocks
+        self._count(end - load.num_cached, load.request)
+        if self._requests.get(name) is not load.request:
+            self._release(self._kept, name)
+            return
+        error = None
+        if end < len(load.blocks) and not self._recomputes:
+            error = self._failure(failed)
+        self._done.add(name)
+        self._loaded.append((load.request, error))
+
+    def _failure(self, failed: set[int]) -> str:
+        return (
+            f"kv_connector {type(self.connector).__name__} could not load the blocks {sorted(failed)} "
+            "(kv_load_failure_policy='fail')"
+        )
+
+    def _hear(self, answer: KVConnectorOutput) -> None:
+        """Take what the worker's side has said."""
+        failed = answer.invalid_block_ids
+        for name in answer.finished_recving or ():
+            if (load := self._loads.pop(name, None)) is not None:
+                self._end_load(load, failed)
+        for name in answer.finished_sending or ():
+            self._release(self._sending, name)
+        if not self._is_off:
+            self.connector.update_connector_output(answer)
+
+    def let_go(self) -> None:
+        """RuntimeError: the connector does not end what it has begun, and may still read or write the blocks."""
+        self._loaded += [(request, None) for request in self._to_load.values()]
+        self._to_load.clear()
+        self._release_kept()
+        deadline = time.monotonic() + _END_SECONDS
+        while self._loads or self._sending:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"kv_connector {type(self.connector).__name__} still loads or sends the blocks of "
+                    f"{', '.join(sorted({*self._loads, *self._sending}))} after {_END_SECONDS:.0f} s"
+                )
+            nothing = SchedulerOutput([], CachedRequestData(), {}, 0, [], [])
+            self._hear(self._worker.run_empty(self._message(nothing)))
+            self._release_kept()
+            time.sleep(_PATIENCE)
+
+    def _release_kept(self) -> None:
+        for name in list(self._kept):
+            self._release(self._kept, name)
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def fill(self, step: SchedulerOutput) -> None:
-        self._offered = {}
-        if not self._is_off:
-            view = step_view(step, self._requests)
-            step.parts.add(StepMessage(self.connector.build_connector_meta(view), view.finished_req_ids))
+        self._offered, self._step = {}, step
+        if self._is_off:
+            return
+        if step.preempted_req_ids or (self._scheduler.waiting and not step.total_num_scheduled_tokens):
+            # Others need blocks: what is loaded may be used as any other content, or be computed.
+            self._release_kept()
+        for request in list(self._to_load.values()):
+            self._begin_load(request)
+        step.parts.add(self._message(step))
+
+    def _message(self, step: SchedulerOutput) -> StepMessage:
+        view = step_view(step, self._requests)
+        loading = frozenset(block for load in self._loads.values() for block in load.blocks[load.num_cached :])
+        return StepMessage(self.connector.build_connector_meta(view), view.finished_req_ids, loading)
+
+    def begin_update(self, output: ModelRunnerOutput) -> dict[str, EngineCoreOutput]:
+        if output.parts.of(LostStep) is not None:
+            assert self._step is not None
+            warn_once(logger, "kv_connector: blocks could not be loaded, and are computed")
+            # Otherwise it would be asked for the same again.
+            self._done.update(new.req_id for new in self._step.scheduled_new_reqs)
+            self._scheduler.repeat_step(self._step)
+        return {}
 
     def update(self, step: SchedulerOutput, output: ModelRunnerOutput, outputs: list[EngineCoreOutput]) -> None:
         answer = output.parts.of(KVConnectorOutput)
-        if answer is not None and not self._is_off:
-            self.connector.update_connector_output(answer)
+        if answer is not None:
+            self._hear(answer)
+        for each in outputs if self._params else ():
+            if each.finish_reason is not None:
+                each.kv_transfer_params = self._params.pop(each.request_id, None)
+        # Those of requests that were aborted are for no one.
+        self._params.clear()
 
     def weights_changed(self) -> None:
         # The connector does not know which weights computed its blocks.
@@ -164,7 +347,7 @@ class Connections(SchedulerGuest):
 
     def closed(self) -> None:
         self.connector.shutdown()
-        self._end_worker()
+        self._worker.shut_down()
 
     def counts(self) -> dict[str, Any]:
         return {

@@ -61,7 +61,7 @@ def request_view(request: Request) -> ConnectorRequest:
         request.cache_salt,
         request.arrival_time,
         request.priority,
-        (request.sampling_params.extra_args or {}).get("kv_transfer_params"),
+        request.kv_transfer_params,
     )
 
 

@@ -16,7 +16,7 @@ from vllm.config.checkpoint.tensor_places import stored_files
 from vllm.config.load import reads_folder
 from vllm.loader.identity import model_identity
 
-FORMAT = 1
+FORMAT = 2
 """The version of the blocks' bytes; a change of what they mean raises it."""
 
 # The code that decides what keys and values are.
@@ -40,12 +40,11 @@ def problem_of(config: VllmConfig) -> str | None:
     """Why an engine runs without a store; None: nothing keeps it from one."""
     if not config.cache_config.enable_prefix_caching:
         return "prefix caching is off: blocks are found by content"
-    if config.parallel_config.tensor_parallel_size > 1:
-        return "with tensor_parallel_size above 1 no rank has whole blocks"
+    parallel = config.parallel_config
+    if parallel.tensor_parallel_size > 1 and parallel.distributed_executor_backend == "external_launcher":
+        return "with distributed_executor_backend='external_launcher' every rank would look there for itself"
     if config.device_config.device != "cpu":
         return "on a GPU nothing is written to disk; swap_space keeps blocks in host memory"
-    if config.speculative_config is not None:
-        return "with speculative_config a drafter's values lie beside the blocks"
     if config.model_config.rounding == "autocast":
         return "with rounding='autocast' hidden states have another dtype than the model"
     load_format = config.model_config.load_format
@@ -67,11 +66,23 @@ def shelf_of(config: VllmConfig, layout: list[Any]) -> str:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "seed": None if files else model.seed,
         "adapters": repr(config.lora_config),
+        "drafts": _drafts_from(config),
         "layout": [config.cache_config.block_size, config.kv_cache_dtype, layout],
         **model_identity(model, files),
     }
     text = json.dumps(depends_on, sort_keys=True, default=str).encode()
     return hashlib.sha256(text).hexdigest()[:32]
+
+
+def _drafts_from(config: VllmConfig) -> list[Any] | None:
+    """What says which hidden states of the target lie in a block for layers that draft; None: there are none."""
+    speculative = config.speculative_config
+    if speculative is None or speculative.method not in ("mtp", "eagle", "eagle3"):
+        return None
+    files: list[Path] = []
+    if speculative.method != "mtp":
+        files = [path.resolve() for path in stored_files(shard_files(Path(speculative.draft_model_config.path)))]
+    return [speculative.method, [[str(path), path.stat().st_mtime_ns] for path in files]]
 
 
 def about(config: VllmConfig) -> dict[str, Any]:

@@ -27,8 +27,6 @@ def make_store_guest(config: VllmConfig, call: Callable[[Any, tuple], Any], sche
     something that the store does not keep."""
     cache = config.cache_config
     problem = problem_of(config)
-    if scheduler.cache_config.num_states is not None:
-        problem = "the model has recurrent states, which are not kept on disk"
     folder = StoreFolder(Path(cache.kv_store).expanduser(), cache.kv_store_gib)
     shelf = ""
     if problem is None:

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vllm.ops.block_copies import BlockParts, block_parts, copy_blocks_
+from vllm.ops.block_copies import wide
+from vllm.utils.kv_store.segment import Bytes
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.features.hidden_cache.runner import HiddenCache
 from vllm.v1.features.kv_store.scheduler import CopiedBlocks, StepBlocks
+from vllm.v1.features.states.runner import StatePools, States
 from vllm.v1.worker.gpu.guests import CacheSizes, Completion, RunnerGuest, StepOutcome
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 _TURN_BYTES = 64 * 2**20
 """Memory through which blocks pass on their way into the cache."""
 
+_NOTHING = 8
+"""The size of a block where no layer has keys and values: the store's entries have a size."""
+
 
 class StoredBlocks(RunnerGuest):
-    """A block's bytes are those of its keys and values in all layers, one after the other."""
+    """A block's bytes are those of its keys and values in all layers, one after the other, and of what guests keep
+    there; a state's are its parts. Of several ranks each has a share of both: rank 0 gathers them, and gives each its
+    own back. Final hidden states are the same on all ranks."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
@@ -28,34 +37,39 @@ class StoredBlocks(RunnerGuest):
     def reset(self, sizes: CacheSizes) -> None:
         self._copied = None
 
+    def begin(self, step: SchedulerOutput) -> None:
+        # Before a state is loaded from where these go.
+        blocks = step.parts.of(StepBlocks)
+        for state, snapshot in blocks.states_back if blocks is not None else ():
+            self._states.put_bytes(snapshot, self._own_shares([state], self._states.state_bytes)[0])
+
     def before_forward(self, step: SchedulerOutput, batch: InputBatch) -> None:
         blocks = step.parts.of(StepBlocks)
         if blocks is None or not blocks.back:
             return
-        for block, block_id in blocks.hidden_back:
-            self._hidden.blocks(block.nbytes)[block_id] = torch.from_numpy(block)
-        row_bytes = blocks.back[0][0].nbytes
+        if blocks.hidden_back:
+            size = blocks.hidden_bytes or blocks.hidden_back[0][0].nbytes
+            for block, block_id in blocks.hidden_back:
+                self._hidden.blocks(size)[block_id] = self._from_rank_0([block], size)[0]
+        row_bytes = block_bytes(self._runner)
         count = max(_TURN_BYTES // row_bytes, 1)
         for begin in range(0, len(blocks.back), count):
             turn = blocks.back[begin : begin + count]
-            rows = torch.stack([torch.from_numpy(block) for block, _ in turn])
-            staged, parts = self._staged(rows)
-            copies = self._runner.block_copies
-            copy_blocks_(torch.arange(len(staged)), copies.ids([each for _, each in turn]), parts, copies.parts)
+            rows = self._own_shares([block for block, _ in turn], row_bytes)
+            self._copy(rows, [each for _, each in turn], is_out=False)
 
     def after_forward(self, step: SchedulerOutput, batch: InputBatch, hidden: Tensor) -> None:
         blocks = step.parts.of(StepBlocks)
-        if blocks is None or not (blocks.out or blocks.hidden_out):
+        if blocks is None or not (blocks.out or blocks.hidden_out or blocks.states_out):
             return
-        copies = self._runner.block_copies
-        rows = torch.empty((len(blocks.out), block_bytes(self._runner)), dtype=torch.uint8)
-        if blocks.out:
-            staged, parts = self._staged(rows)
-            ids = copies.ids([each.block_id for each in blocks.out])
-            copy_blocks_(ids, torch.arange(len(staged)), copies.parts, parts)
-        # The guest that keeps them comes before this one: it has written this step's.
-        states = [self._hidden.blocks()[each.block_id].numpy().copy() for each in blocks.hidden_out]
-        self._copied = CopiedBlocks(rows.numpy(), states)
+        rows = torch.zeros((len(blocks.out), block_bytes(self._runner)), dtype=torch.uint8)
+        self._copy(rows, [each.block_id for each in blocks.out], is_out=True)
+        # The guests that keep these come before this one: they have written this step's.
+        shares = [rows, *(self._states.bytes_of(each.block_id)[None] for each in blocks.states_out)]
+        gathered = [self._all_shares(each) for each in shares]
+        if self._runner.group.rank == 0:
+            final = [self._hidden.blocks()[each.block_id].numpy().copy() for each in blocks.hidden_out]
+            self._copied = CopiedBlocks(gathered[0], final, [each[0] for each in gathered[1:]])
 
     def after_sample(self, batch: InputBatch, hidden: Tensor) -> Completion | None:
         copied, self._copied = self._copied, None
@@ -73,20 +87,72 @@ class StoredBlocks(RunnerGuest):
         assert hidden is not None
         return hidden
 
-    def _staged(self, rows: Tensor) -> tuple[Tensor, BlockParts]:
-        """Blocks, uint8 [N, size], as parts in the order of the cache's tensors."""
-        caches = self._runner.block_copies.caches
-        staged = rows.view(caches[0].dtype)
-        return staged, block_parts(staged.split([cache.shape[1] for cache in caches], dim=1))
+    @property
+    def _states(self) -> StatePools:
+        pools = _state_pools(self._runner)
+        assert pools is not None
+        return pools
+
+    def _all_shares(self, own: Tensor) -> Bytes:
+        """This rank's shares of N blocks, uint8 [N, size], as rank 0 gives all of them to the store, [N, ranks *
+        size]; elsewhere something else."""
+        gathered = self._runner.group.gather(own)
+        whole = own if gathered is None else gathered.transpose(0, 1).flatten(1)
+        found: Bytes = whole.numpy()
+        return found
+
+    def _own_shares(self, blocks: Sequence[Bytes], size: int) -> Tensor:
+        """The inverse, from rank 0's N blocks: this rank's shares of them, uint8 [N, size]."""
+        group = self._runner.group
+        whole = self._from_rank_0(blocks, size * group.world_size)
+        return whole[:, size * group.rank : size * (group.rank + 1)].contiguous()
+
+    def _from_rank_0(self, blocks: Sequence[Bytes], size: int) -> Tensor:
+        """Rank 0's N blocks, uint8 [N, size], on every rank."""
+        group = self._runner.group
+        if group.rank:
+            return group.broadcast(torch.empty((len(blocks), size), dtype=torch.uint8))
+        return group.broadcast(_rows_of(blocks))
+
+    def _copy(self, rows: Tensor, block_ids: list[int], is_out: bool) -> None:
+        """Copy blocks to rows, uint8 [N, size], or from them."""
+        copies = self._runner.block_copies
+        if not copies.caches or not block_ids:
+            return
+        ids, width = copies.ids(block_ids), copies.parts.width
+        caches = [wide(cache, width) for cache in copies.caches]
+        parts = wide(rows, width).split([cache.shape[1] for cache in caches], dim=1)
+        for cache, part in zip(caches, parts, strict=True):
+            if is_out:
+                torch.index_select(cache, 0, ids, out=part)
+            else:
+                cache.index_copy_(0, ids, part)
+
+
+def _rows_of(blocks: Sequence[Bytes]) -> Tensor:
+    """Blocks as uint8 [N, size], without a copy where they lie one after the other, as those that were read at once."""
+    first, size = blocks[0], blocks[0].nbytes
+    places = [each.__array_interface__["data"][0] for each in blocks]
+    if all(each.base is first.base for each in blocks) and places == [places[0] + i * size for i in range(len(blocks))]:
+        return torch.from_numpy(np.lib.stride_tricks.as_strided(first, (len(blocks), size), (size, 1)))
+    return torch.stack([torch.from_numpy(block) for block in blocks])
+
+
+def _state_pools(runner: Any) -> StatePools | None:
+    states = runner.guest(States)
+    return None if states is None else states.pools
 
 
 def block_bytes(runner: Any) -> int:
-    """The size of a block."""
-    return sum(cache.shape[1] * cache.element_size() for cache in runner.block_copies.caches)
+    """The size of this rank's share of a block."""
+    return sum(cache.shape[1] * cache.element_size() for cache in runner.block_copies.caches) or _NOTHING
 
 
 def layout_of(worker: Any) -> list[Any]:
-    """The parts of a worker's blocks: of each tensor the dtype and the shape."""
+    """The parts of this rank's share of a block and of a state: of each the dtype and the shape."""
     runner = worker.model_runner
-    found = {cache.data_ptr(): cache for group in runner.kv_caches for cache in group}
-    return [[str(cache.dtype), list(cache.shape[1:])] for cache in found.values()]
+    kept = [group for guest in runner.guests for group in guest.in_blocks()]
+    found = {cache.data_ptr(): cache for group in (*runner.kv_caches, *kept) for cache in group}
+    pools = _state_pools(runner)
+    blocks = [[str(cache.dtype), list(cache.shape[1:])] for cache in found.values()]
+    return [runner.group.world_size, blocks, [] if pools is None else pools.layout]

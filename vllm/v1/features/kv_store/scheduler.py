@@ -6,18 +6,21 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from vllm.logger import init_logger, warn_once
 from vllm.utils.kv_store.blocks import BlockStore
 from vllm.utils.kv_store.segment import Bytes
 from vllm.v1.core.block_pool import HASH_BYTES, extend_block_hashes, hash_full_blocks
 from vllm.v1.core.guests import SchedulerGuest
-from vllm.v1.core.kv_cache_groups import hidden_key, is_hidden
+from vllm.v1.core.kv_cache_groups import hidden_key, is_hidden, is_state, state_key
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.features.kv_store.rates import Rates
+from vllm.v1.features.states.scheduler import StepStates
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
@@ -26,12 +29,17 @@ logger = init_logger(__name__)
 
 # How long a step that has nothing else to do waits for a read, in seconds.
 _PATIENCE = 0.02
+# How long an answer waits until its prompt's blocks are written that another engine is to read, in seconds.
+_HAND_ON_SECONDS = 10.0
 # Steps of fewer tokens are slower by token than prompts are.
 _LEAST_STEP_TOKENS = 64
 
 
+_NO_BYTES = np.zeros(0, dtype=np.uint8)
+
+
 class FilledBlock(NamedTuple):
-    """A block that a step fills."""
+    """A block that a step fills, or a snapshot."""
 
     key: bytes
     block_id: int
@@ -44,15 +52,25 @@ class StepBlocks:
 
     back: list[tuple[Bytes, int]] = field(default_factory=list)  # (uint8 [size], block), the latter distinct
     hidden_back: list[tuple[Bytes, int]] = field(default_factory=list)  # final hidden states of some of them
+    states_back: list[tuple[Bytes, int]] = field(default_factory=list)  # (uint8 [size], snapshot), before any is loaded
     out: list[FilledBlock] = field(default_factory=list)
     hidden_out: list[FilledBlock] = field(default_factory=list)
+    states_out: list[FilledBlock] = field(default_factory=list)
+    hidden_bytes: int = 0  # the size of each of `hidden_back`, once their bytes are left out
+
+    def sendable(self) -> StepBlocks:
+        """The same without bytes, which rank 0 gives to the others."""
+        back = {name: getattr(self, name) for name in ("back", "hidden_back", "states_back")}
+        bare: dict[str, Any] = {name: [(_NO_BYTES, number) for _, number in each] for name, each in back.items()}
+        return replace(self, **bare, hidden_bytes=self.hidden_back[0][0].nbytes if self.hidden_back else 0)
 
 
 class CopiedBlocks(NamedTuple):
-    """The bytes of a step's `out`, uint8 [N, size], and of its `hidden_out`."""
+    """The bytes of a step's `out`, uint8 [N, size], of its `hidden_out` and of its `states_out`."""
 
     rows: Bytes
     hidden: list[Bytes]
+    states: list[Bytes]
 
 
 class Staged:
@@ -81,8 +99,9 @@ class StoredPrefixes(SchedulerGuest):
             most_staged_bytes: of blocks that have been read and are not in the cache yet.
         """
         self.store = store
-        self._kv, self._keeps_salted = scheduler.kv, keeps_salted
+        self._kv, self._keeps_salted, self._requests = scheduler.kv, keeps_salted, scheduler.requests
         self._keeps_hidden = scheduler.cache_config.caches_hidden_states
+        self._keeps_states = scheduler.cache_config.num_states is not None
         self._most_staged_bytes = most_staged_bytes
         self._block_size = scheduler.kv.block_size
         self._staged: dict[bytes, Staged] = {}
@@ -95,6 +114,8 @@ class StoredPrefixes(SchedulerGuest):
         self._looking: dict[bytes, bytes] | None = None
         # By request, if the store has other names for its content than the engine: what of them is known.
         self._own_hashes: dict[str, tuple[str, list[bytes]]] = {}
+        self._own_ids: dict[str, list[int]] = {}  # of prompts with pictures
+        self._handed_on: set[str] = set()  # requests with which another engine goes on
         self._is_off = False
         self._num_noted: dict[str, int] = {}  # leading blocks of a running request that need no further note
         self._num_back = self._num_queried_tokens = self._num_hit_tokens = 0
@@ -102,11 +123,15 @@ class StoredPrefixes(SchedulerGuest):
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def prepares(self, request: Request) -> bool:
-        keys = [] if self._is_off or not self._is_kept(request) else self._keys_to_read(request)
+        if (request.kv_transfer_params or {}).get("do_remote_decode"):
+            self._handed_on.add(request.request_id)
+        if self._is_off or not self._is_kept(request):
+            return False
         names = self._names(request)
+        keys, num_tokens = self._keys_to_read(request, names)
         # Others may wait for the same.
         new = {key: _stored(key, names) for key in keys if key not in self._pending}
-        if not keys or not self._should_read(list(new.values())):
+        if not keys or not self._should_read(list(new.values()), num_tokens):
             return False
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, "kv-store-reads")
@@ -127,26 +152,39 @@ class StoredPrefixes(SchedulerGuest):
         self._rates.reading.note(sum(block.nbytes for block in blocks.values()), time.perf_counter() - began)
         return {key: blocks[own] for key, own in stored.items() if own in blocks}
 
-    def _keys_to_read(self, request: Request) -> list[bytes]:
-        """The content that the engine lacks of the longest prefix that the store makes possible."""
-        self.store.refresh()
+    def _keys_to_read(self, request: Request, names: dict[bytes, bytes]) -> tuple[list[bytes], int]:
+        """The content that the engine lacks of the longest prefix that the store makes possible, and the tokens that
+        need not be computed then."""
         self._num_queried_tokens += request.num_tokens
-        self._looking = self._names(request)
-        try:
-            count = self._kv.find_prefix(request).num_blocks
-        finally:
-            self._looking = None
+        most = (request.num_tokens - 1) // self._block_size
+        num_cached = count = self._kv.find_prefix(request).num_blocks
+        if count < most and (count := self._look(request, names)) < most:
+            self.store.refresh()
+            count = self._look(request, names)
         keys = self._kv.keys_of_prefix(request, count)
+        if count and self._keeps_states:
+            keys.append(state_key(request.block_hashes[count - 1]))
+        self.store.note_use([_stored(key, names) for key in keys])
+        if count <= num_cached:
+            return [], 0
         missing = {key for key in keys if not self._kv.is_cached(key)}
         # Hidden states that are on the device come with their blocks.
-        return [key for key in keys if key in missing and (key[:HASH_BYTES] in missing or not is_hidden(key))]
+        found = [key for key in keys if key in missing and (key[:HASH_BYTES] in missing or not is_hidden(key))]
+        return found, (count - num_cached) * self._block_size
 
-    def _should_read(self, stored: list[bytes]) -> bool:
-        """Whether there is memory for these blocks, and reading them takes less time than computing them."""
+    def _look(self, request: Request, names: dict[bytes, bytes]) -> int:
+        """The blocks of the longest prefix that the store makes possible, as far as is known."""
+        self._looking = names
+        try:
+            return self._kv.find_prefix(request).num_blocks
+        finally:
+            self._looking = None
+
+    def _should_read(self, stored: list[bytes], num_tokens: int) -> bool:
+        """Whether there is memory for these blocks, and reading them takes less time than computing so many tokens."""
         size, staged = self.store.size(stored), sum(each.block.nbytes for each in self._staged.values())
         # Blocks of one engine have about the same size.
         before = len(self._pending) * size / max(len(stored), 1)
-        num_tokens = len({key[:HASH_BYTES] for key in stored}) * self._block_size
         has_room = staged + before + size <= self._most_staged_bytes
         return has_room and (not stored or self._rates.should_read(size, num_tokens, before))
 
@@ -165,27 +203,27 @@ class StoredPrefixes(SchedulerGuest):
         return [(each.request, None) for each in found]
 
     def _stage(self, name: str, read: Read) -> None:
-        blocks = {key: block for key in read.keys if (block := self._pending[key].result().get(key)) is not None}
+        found = {key: block for part in read.parts for key, block in part.result().items()}
+        blocks = {key: found[key] for key in read.keys if key in found}
         if self._is_off:
             return
         # A block of several groups has as many keys, which begin with its hash.
         self._num_hit_tokens += len({key[:HASH_BYTES] for key in blocks}) * self._block_size
         for key, block in blocks.items():
-            self._staged.setdefault(key, Staged(block)).owners.add(name)
+            if (staged := self._staged.get(key)) is None:
+                staged = self._staged[key] = Staged(block)
+            staged.owners.add(name)
 
     def _forget_pending(self) -> None:
         needed = {key for each in self._reads.values() for key in each.keys}
         for key in self._pending.keys() - needed:
             del self._pending[key]
 
-    def admitted(self, request: Request) -> None:
-        self._release(request.request_id)
-
     def ended(self, request: Request) -> None:
         if self._reads.pop(request.request_id, None) is not None:
             self._forget_pending()
         self._release(request.request_id)
-        for known in (self._num_noted, self._own_hashes):
+        for known in (self._num_noted, self._own_hashes, self._own_ids):
             known.pop(request.request_id, None)  # type: ignore[attr-defined]
 
     def _release(self, request_id: str) -> None:
@@ -204,39 +242,52 @@ class StoredPrefixes(SchedulerGuest):
         if staged is None:
             return False
         blocks = step.parts.made(StepBlocks)
-        (blocks.hidden_back if is_hidden(key) else blocks.back).append((staged.block, block_id))
+        back = blocks.hidden_back if is_hidden(key) else blocks.states_back if is_state(key) else blocks.back
+        back.append((staged.block, block_id))
         return True
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def _is_kept(self, request: Request) -> bool:
         """Whether what computes the request is what the store's name says, and it may be kept."""
-        salt = request.cache_salt
-        if request.prompt_embeds is not None:
-            # They stand before the salt.
-            salt = (salt or "").removeprefix(f"\0{request.prompt_embeds.digest}\0")
-        return (not salt or self._keeps_salted) and (not request.content_number or bool(request.content_name))
+        may_be_kept = not request.given_salt or self._keeps_salted
+        return may_be_kept and (not request.content_number or bool(request.content_name))
 
     def _names(self, request: Request) -> dict[bytes, bytes]:
-        """The store's names of a request's content hashes, where they differ from the engine's: a number of an
-        adapter's load says nothing to others."""
-        if not request.content_number:
+        """The store's names of a request's content hashes, where they differ from the engine's: the numbers of an
+        adapter's load and of pictures say nothing to others."""
+        if not request.content_number and request.images is None:
             return {}
         salt = f"\0{request.content_name}\0{request.cache_salt or ''}"
-        of, known = self._own_hashes.get(request.request_id, ("", []))
+        of, known = self._own_hashes.get(request.request_id, (None, []))
         if of != salt:
             self._own_hashes[request.request_id] = salt, (known := [])
-        own = hash_full_blocks(request.token_ids, self._block_size, salt, known)
+        own = hash_full_blocks(self._ids(request), self._block_size, salt, known)
         return dict(zip(extend_block_hashes(request, self._block_size), own, strict=False))
+
+    def _ids(self, request: Request) -> list[int]:
+        """The request's tokens, as the store names them."""
+        if request.images is None:
+            return request.token_ids
+        own = self._own_ids.setdefault(request.request_id, [])
+        if not own:
+            own += request.token_ids
+            for picture in request.images.pictures:
+                for row, name in zip(picture.rows.tolist(), picture.row_names.tolist(), strict=True):
+                    own[picture.start + row] = name
+        # Some of those that were known may have been dropped.
+        num_prompt = request.num_prompt_tokens
+        own[num_prompt:] = request.token_ids[num_prompt:]
+        return own
 
     def computes(self, request: Request, begin: int, end: int, step: SchedulerOutput) -> None:
         name = request.request_id
-        first = self._num_noted.get(name, begin // self._block_size)
-        # The last token may be one that is not known yet.
+        if name not in self._num_noted:
+            # It has just been admitted, and what it was read for has been brought.
+            self._release(name)
+        # Blocks may become full by tokens that are known only after the step that computes them.
+        first = self._num_noted.setdefault(name, begin // self._block_size)
         full = min(end, len(request.token_ids)) // self._block_size
-        if request.images is not None:
-            # Pictures have numbers of this process.
-            full = min(full, min(each.start for each in request.images.pictures) // self._block_size)
         if full <= first or self._is_off or not self._is_kept(request):
             return
         self._num_noted[name] = full
@@ -246,11 +297,20 @@ class StoredPrefixes(SchedulerGuest):
             if not self.store.will_have(key):
                 blocks = step.parts.made(StepBlocks)
                 (blocks.hidden_out if is_hidden(key) else blocks.out).append(FilledBlock(key, block_id, name))
+        states = step.parts.of(StepStates)
+        if states is not None and states.saves and states.saves[-1][0] == name:
+            # The step saves the state at its end.
+            key = _stored(state_key(request.block_hashes[end // self._block_size - 1]), names)
+            if not self.store.will_have(key):
+                snapshot = FilledBlock(key, states.saves[-1][1], name)
+                step.parts.made(StepBlocks).states_out.append(snapshot)
 
     def preempted(self, request: Request, step: SchedulerOutput) -> None:
-        self._num_noted.pop(request.request_id, None)
+        # Tokens that no one has drawn may be dropped, and others may follow.
+        for known in (self._num_noted, self._own_hashes):
+            known.pop(request.request_id, None)  # type: ignore[attr-defined]
         if (blocks := step.parts.of(StepBlocks)) is not None:
-            for out in (blocks.out, blocks.hidden_out):
+            for out in (blocks.out, blocks.hidden_out, blocks.states_out):
                 out[:] = [each for each in out if each.request_id != request.request_id]
 
     def fill(self, step: SchedulerOutput) -> None:
@@ -262,18 +322,32 @@ class StoredPrefixes(SchedulerGuest):
         if step.total_num_scheduled_tokens >= _LEAST_STEP_TOKENS:
             self._rates.computing.note(step.total_num_scheduled_tokens, time.perf_counter() - self._step_began)
         blocks, copied = step.parts.of(StepBlocks), output.parts.of(CopiedBlocks)
-        if blocks is None or copied is None or self._is_off:
-            return
-        rows = chain(copied.rows, copied.hidden)
-        for filled, row in zip(chain(blocks.out, blocks.hidden_out), rows, strict=True):
+        if blocks is not None and copied is not None and not self._is_off:
+            self._write(blocks, copied, output)
+        if self._handed_on:
+            self._hand_on(outputs)
+
+    def _write(self, blocks: StepBlocks, copied: CopiedBlocks, output: ModelRunnerOutput) -> None:
+        rows = chain(copied.rows, copied.hidden, copied.states)
+        for filled, row in zip(chain(blocks.out, blocks.hidden_out, blocks.states_out), rows, strict=True):
             # Keys and values may be as corrupted as the logits.
             if filled.request_id not in output.errors and not self.store.will_have(filled.key):
                 self.store.write(filled.key, row)
+
+    def _hand_on(self, outputs: list[EngineCoreOutput]) -> None:
+        """Have the blocks of prompts that another engine goes on with on disk before it is told so, as upstream's
+        proxies ask an engine that computes prompts."""
+        ended = [each for each in outputs if each.finish_reason is not None and each.request_id in self._handed_on]
+        if ended and self.store.flush(_HAND_ON_SECONDS):
+            for each in ended:
+                each.kv_transfer_params = {"do_remote_prefill": True, "do_remote_decode": False}
+        self._handed_on.intersection_update(self._requests)
 
     def broken(self, request: Request, keys: list[bytes]) -> None:
         if self._is_kept(request):
             names = self._names(request)
             stored = [_stored(key, names) for each in keys for key in (each, hidden_key(each))]
+            stored += [_stored(state_key(each), names) for each in request.block_hashes]
             self.store.take_back([key for key in stored if self.store.will_have(key)])
 
     def weights_changed(self) -> None:

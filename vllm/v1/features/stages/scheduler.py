@@ -12,7 +12,7 @@ from vllm.v1.request import Request
 
 @dataclass
 class StepTokens:
-    """The generated tokens that a step computes."""
+    """The generated tokens that a step computes, but for drafts."""
 
     token_ids: dict[str, list[int]] = field(default_factory=dict)  # by request, the last of its tokens in the step
 

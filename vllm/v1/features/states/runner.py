@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,12 +50,17 @@ class States(RunnerGuest):
             self.pools.save(step, self._states)
 
     def after_sample(self, batch: InputBatch, hidden: Tensor) -> Completion | None:
-        return None if batch.expanded_np is None else self._take_back
+        return None if batch.expanded_np is None else self._take_back_wrong
 
-    def _take_back(self, outcome: StepOutcome) -> None:
-        if self.pools is not None and outcome.sampled is not None:
+    def _take_back_wrong(self, outcome: StepOutcome) -> None:
+        if outcome.sampled is not None:
             slots, tentative, right = outcome.sampled.judged()
-            self.pools.restore(slots[right < tentative], self._states)
+            self.take_back(slots[right < tentative])
+
+    def take_back(self, slots: np.ndarray) -> None:
+        """The last drafts of `slots`, int64 [R], were not all right."""
+        if self.pools is not None:
+            self.pools.restore(slots, self._states)
 
 
 class StatePools:
@@ -97,7 +103,31 @@ class StatePools:
             states.num_computed_tokens[slots] = self._num_computed[slots]
             self._copy(slots + self._first_backup, slots)
 
-    def _rows_of(self, snapshots: tuple[int, ...]) -> np.ndarray:
+    @property
+    def layout(self) -> list[list[Any]]:
+        """The dtype and the shape of each part of a state."""
+        return [[str(pool.dtype), list(pool.shape[1:])] for pool in self._pools]
+
+    @property
+    def state_bytes(self) -> int:
+        """The size of a state."""
+        return sum(pool[0].nbytes for pool in self._pools)
+
+    def bytes_of(self, snapshot: int) -> Tensor:
+        """A snapshot's state: all parts, one after the other, uint8 [size], a copy."""
+        row = self._first_snapshot + snapshot
+        return torch.cat([pool[row].reshape(-1).view(torch.uint8).cpu() for pool in self._pools])
+
+    def put_bytes(self, snapshot: int, state: Tensor) -> None:
+        """The inverse of `bytes_of`."""
+        row, begin = self._first_snapshot + snapshot, 0
+        for pool in self._pools:
+            target = pool[row]
+            part = state[begin : begin + target.nbytes].clone().view(pool.dtype)
+            target.copy_(part.view(target.shape))
+            begin += target.nbytes
+
+    def _rows_of(self, snapshots: Sequence[int]) -> np.ndarray:
         return np.array(snapshots, dtype=np.int64) + self._first_snapshot
 
     @staticmethod

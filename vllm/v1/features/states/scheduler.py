@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm.v1.core.block_pool import extend_block_hashes
 from vllm.v1.core.guests import SchedulerGuest
+from vllm.v1.core.kv_cache_groups import state_key
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.features.states.snapshot_pool import SnapshotPool
 from vllm.v1.request import Request
@@ -21,6 +22,7 @@ class StepStates:
 
     loads: list[tuple[int, str]] = field(default_factory=list)  # (snapshot, request), before its forward pass
     saves: list[tuple[str, int]] = field(default_factory=list)  # (request, snapshot) after it, the latter distinct
+    brought: list[int] = field(default_factory=list)  # snapshots that another guest fills before these loads
 
 
 class Snapshots(SchedulerGuest):
@@ -37,6 +39,7 @@ class Snapshots(SchedulerGuest):
         config = scheduler.cache_config
         assert config.snapshot_interval is not None
         self.pool = SnapshotPool(config.num_snapshots)
+        self._kv = scheduler.kv
         self._block_size, self._interval = config.block_size, config.snapshot_interval
         # How many waiting requests could begin with this content.
         self._num_waiting: Counter[bytes] = Counter()
@@ -90,9 +93,14 @@ class Snapshots(SchedulerGuest):
     # -- prefixes -------------------------------------------------------------------------------------------------
 
     def longest_prefix(self, request: Request, hashes: list[bytes], count: int) -> int:
-        while count and self.pool.find(hashes[count - 1]) is None:
+        while count and not self._has_state(hashes[count - 1]):
             count -= 1
         return count
+
+    def _has_state(self, content_hash: bytes) -> bool:
+        if self.pool.find(content_hash) is not None:
+            return True
+        return self._kv.is_held(state_key(content_hash)) and self.pool.can_place
 
     def awaits(self, request: Request, num_cached: int) -> bool:
         if request.sampling_params.skip_reading_prefix_cache:
@@ -161,7 +169,10 @@ class Snapshots(SchedulerGuest):
                 content_hash = request.block_hashes[begin // self._block_size - 1]
                 # It may be evicted for a state that is saved after this one is loaded.
                 snapshot = self.pool.find(content_hash)
-                assert snapshot is not None
+                if snapshot is None:
+                    snapshot = self.pool.place(content_hash)
+                    self._kv.bring(state_key(content_hash), snapshot)
+                    _part(step).brought.append(snapshot)
                 self.pool.use(content_hash)
                 _part(step).loads.append((snapshot, request_id))
         is_asked = self._save_at.pop(request_id, None) == end
@@ -179,7 +190,7 @@ class Snapshots(SchedulerGuest):
 
     def discarded(self, step: SchedulerOutput) -> None:
         if (part := step.parts.of(StepStates)) is not None:
-            self.pool.forget_snapshots({snapshot for _, snapshot in part.saves})
+            self.pool.forget_snapshots({*part.brought, *(snapshot for _, snapshot in part.saves)})
 
 
 def _part(step: SchedulerOutput) -> StepStates:

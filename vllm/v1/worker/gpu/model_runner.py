@@ -13,7 +13,6 @@ from torch import Tensor
 from vllm.attention.select import select_backend
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
-from vllm.distributed.stages import get_stage
 from vllm.layers.attention import attention_layers, use_backend, use_kv_scales
 from vllm.layers.kv_cache_spec import layer_kinds, stage_cache_layout
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -85,10 +84,9 @@ class GPUModelRunner:
         self._sizes = CacheSizes()
         self.max_tokens = config.scheduler_config.max_num_batched_tokens
         self.max_decode_rows = min(max_num_reqs, self.max_tokens)
-        # On the CPU collectives and what comes from another stage cannot be recorded.
+        # On the CPU collectives cannot be recorded.
         records = self.records_steps and not model_config.enforce_eager
-        is_alone = self.group.world_size == get_stage().size == 1
-        self.records_kernels = records and is_alone and device.type == "cpu"
+        self.records_kernels = records and self.group.world_size == 1 and device.type == "cpu"
         self.guests: tuple[RunnerGuest, ...] = ()
         self.use_guests(make_guests(self))
         self.replay_maker = ReplayMaker(self, self._backend)

@@ -91,7 +91,7 @@ class StepResult:
             outcome = StepOutcome(output, self.sampled, errors, unsound)
             for complete in self.completions:
                 complete(outcome)
-        if errors:
+        if errors or unsound:
             exhausted = {req_id for req_id, message in errors.items() if message == NO_TOKEN_MESSAGE}
             # Everything is known of the prompt where only the constraints leave nothing.
             of_prompts = {req_id: rows for req_id, rows in output.prompt_logprobs.items() if req_id in exhausted}

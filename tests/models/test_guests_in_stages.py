@@ -1,0 +1,149 @@
+"""Drafts, pictures, embeddings and recorded steps in stages: the same bits as of one process without any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from architectures import VOCAB_SIZE, make_architecture
+from prediction_models import Reference
+from test_eagle import Head
+from test_split_by_layers import FIELDS, assert_equal_bits, run
+from thread_stages import make_staged_llm
+from tiny_vision import FAMILIES, draw, make_vision_model
+
+from vllm import LLM, SamplingParams
+from vllm.v1.features.images.runner import PicturePlaces, PictureRows
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+READS = SamplingParams(
+    max_tokens=14, temperature=0, ignore_eos=True, detokenize=False, logprobs=3, prompt_logprob_token_ids=[3, 7]
+)
+ALWAYS = {"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [(1, 1024, 4)]}
+
+
+def workers(llm: LLM) -> list[Any]:
+    """The last stage's first."""
+    return llm.llm_engine.engine_core.executor.workers
+
+
+def eagle(folder: Path) -> dict[str, Any]:
+    Head(False, folder, folder / "head")
+    return {"method": "eagle", "model": str(folder / "head")}
+
+
+def draft_model(folder: Path) -> dict[str, Any]:
+    make_architecture("llama", folder)
+    make_architecture("qwen2", folder / "draft", seed=3, vocab_size=VOCAB_SIZE, use_sliding_window=False)
+    return {"model": str(folder / "draft")}
+
+
+def copying(name: str, method: str) -> Callable[[Path], dict[str, Any]]:
+    def make(folder: Path) -> dict[str, Any]:
+        make_architecture(name, folder)
+        # A single token that comes again is a reason to draft, mostly wrong tokens.
+        return {"method": method} | ({"prompt_lookup_min": 1, "prompt_lookup_max": 2} if method == "ngram" else {})
+
+    return make
+
+
+def predicting(name: str) -> Callable[[Path], dict[str, Any]]:
+    def make(folder: Path) -> dict[str, Any]:
+        Reference(name, folder, is_near=True)
+        return {"method": "mtp"}
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(copying("llama", "ngram"), id="ngram"),
+        pytest.param(copying("qwen3_next", "ngram"), id="ngram, states"),
+        pytest.param(copying("gemma3", "suffix"), id="suffix, windows"),
+        pytest.param(draft_model, id="draft model"),
+        pytest.param(predicting("qwen3_next"), id="mtp, states"),
+        pytest.param(predicting("deepseek_v3"), id="mtp"),
+        pytest.param(eagle, id="eagle"),
+    ],
+)
+def test_drafts(make: Callable[[Path], dict[str, Any]], tmp_path: Path) -> None:
+    speculation = ALWAYS | make(tmp_path)
+    expected = run(LLM(str(tmp_path), **FIELDS), READS)
+    staged = make_staged_llm(tmp_path, 2, **FIELDS, speculative_config=speculation)
+    # The second time from the prefix cache.
+    for _ in range(2):
+        assert_equal_bits(run(staged, READS), expected)
+    counts = staged.llm_engine.engine_core.stats()
+    assert counts["num_accepted_tokens"] < counts["num_draft_tokens"]
+    if speculation.get("method") == "mtp":
+        assert counts["num_accepted_tokens"]
+    staged.llm_engine.engine_core.shutdown()
+
+
+def test_heads_that_take_rows_of_all_stages_are_refused(tmp_path: Path) -> None:
+    Head(True, tmp_path, tmp_path / "head")
+    speculation = ALWAYS | {"method": "eagle3", "model": str(tmp_path / "head")}
+    with pytest.raises(ValueError, match="needs another method of speculative_config, as 'eagle3' takes rows"):
+        make_staged_llm(tmp_path, 2, **FIELDS, speculative_config=speculation)
+
+
+PICTURES = [draw(40, 30, 1), draw(64, 24, 2)]
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "gemma3", "paligemma"])
+def test_pictures(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are added after further layers and positions on axes; pictures and prompts that are computed in
+    one step."""
+    make_vision_model(name, tmp_path)
+    place = FAMILIES[name].placeholder
+    prompts = [
+        {"prompt": f"look {place} and {place} here", "multi_modal_data": {"image": PICTURES}},
+        {"prompt": "plain text"},
+        {"prompt": f"again {place}", "multi_modal_data": {"image": PICTURES[1:]}},
+    ]
+    if name == "paligemma":
+        prompts = [{"prompt": f"{place}{'what ' * 20}", "multi_modal_data": {"image": PICTURES[:1]}}] * 2
+    fields = {"dtype": "float32", "max_model_len": 400, "max_num_batched_tokens": 160, "max_num_seqs": 8}
+    engines = LLM(str(tmp_path), **fields), make_staged_llm(tmp_path, 2, **fields)
+    expected, found = (llm.generate(prompts, READS, use_tqdm=False) for llm in engines)
+    assert_equal_bits(found, expected)
+    last, first = (worker.model_runner for worker in workers(engines[1]))
+    assert first.guest(PictureRows) is not None and type(last.guest(PicturePlaces)) is PicturePlaces
+    engines[1].llm_engine.engine_core.shutdown()
+    if name == "qwen3_vl":
+        monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "1,3")
+        with pytest.raises(ValueError, match="which the first stage must have, and VLLM_PP_LAYER_PARTITION gives it 1"):
+            make_staged_llm(tmp_path, 2, **fields)
+
+
+def test_embeddings(tmp_path: Path) -> None:
+    make_architecture("llama", tmp_path)
+    rows = torch.randn(40, 32, generator=torch.Generator().manual_seed(0))
+    prompts = [{"prompt_embeds": rows}, {"prompt_token_ids": [5, 6, 7]}, {"prompt_embeds": rows[:5]}]
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, detokenize=False, logprobs=3)
+    fields = {**FIELDS, "enable_prompt_embeds": True}
+    engines = LLM(str(tmp_path), **fields), make_staged_llm(tmp_path, 2, **fields)
+    alone, staged = (llm.generate(prompts, params, use_tqdm=False) for llm in engines)
+    for own, wanted in zip(staged, alone, strict=True):
+        assert own.outputs[0].token_ids == wanted.outputs[0].token_ids
+        assert own.outputs[0].logprobs.logprobs.tolist() == wanted.outputs[0].logprobs.logprobs.tolist()
+    engines[1].llm_engine.engine_core.shutdown()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_steps_are_replayed_on_every_stage(name: str, tmp_path: Path) -> None:
+    make_architecture(name, tmp_path)
+    expected, eager = (run(LLM(str(tmp_path), **FIELDS, enforce_eager=each), READS) for each in (False, True))
+    assert_equal_bits(eager, expected)
+    staged = make_staged_llm(tmp_path, 3, **FIELDS)
+    for _ in range(2):
+        assert_equal_bits(run(staged, READS), expected)
+    for worker in workers(staged):
+        steps = worker.model_runner.replay.steps
+        assert steps._records and steps._recorded, worker.stage.index
+    staged.llm_engine.engine_core.shutdown()

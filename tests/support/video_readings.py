@@ -1,0 +1,180 @@
+"""Readings of prompts with videos, by the engine and by transformers, in a process that has torchvision or its stub.
+
+`python video_readings.py FOLDER FAMILY ...` writes a JSON object: for each family what differs most, and more.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+import torchvision_stub
+
+if __name__ == "__main__":
+    torchvision_stub.install()
+    torchvision_stub.install_number_words()
+
+import base64
+import io
+import json
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from tiny_vision import FAMILIES, Reference, draw, make_vision_model
+
+from vllm import LLM, SamplingParams
+
+IDS = [5, 17, 64, 100]
+# The processor of a family's videos, and the options that its picture processor has, too.
+PROCESSORS = {
+    "qwen2_vl": ("Qwen2VLVideoProcessor", {}),
+    "qwen2_5_vl": ("Qwen2VLVideoProcessor", {}),
+    "qwen3_vl": ("Qwen3VLVideoProcessor", {}),
+    "qwen3_vl_moe": ("Qwen3VLVideoProcessor", {}),
+    "qwen3_5": ("Qwen3VLVideoProcessor", {}),
+    "qwen3_5_moe": ("Qwen3VLVideoProcessor", {}),
+    "glm4v": ("Glm4vVideoProcessor", {}),
+    "glm4v_moe": ("Glm4vVideoProcessor", {}),
+    "glm46v": ("Glm46VVideoProcessor", {}),
+    "internvl": ("InternVLVideoProcessor", {"size": {"height": 28, "width": 28}}),
+    "llava_onevision": ("LlavaOnevisionVideoProcessor", {"size": {"height": 28, "width": 28}}),
+    "smolvlm": (
+        "SmolVLMVideoProcessor",
+        {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28},
+         "video_sampling": {"max_frames": 8, "fps": 1, "video_size": {"longest_edge": 56}}},
+    ),
+}  # fmt: skip
+
+
+def clip(count: int, seed: int, width: int = 32, height: int = 24) -> list[Any]:
+    """Frames that differ."""
+    return [draw(width, height, seed + index) for index in range(count)]
+
+
+def prompts(name: str) -> list[tuple[str, list[Any], list[tuple[list[Any], dict[str, Any]]]]]:
+    """Texts, pictures, and videos with their metadata."""
+    picture, word = FAMILIES[name].placeholder, word_of(name)
+    one = (clip(6, 1), {"fps": 3.0, "do_sample_frames": False})
+    # Where videos have no grids, transformers wants as many frames of each.
+    count = 6 if PROCESSORS[name][1] else 5
+    said = {"fps": 1.0, "frames_indices": list(range(0, 2 * count, 2)), "total_num_frames": 12, "duration": 12.0}
+    other = (clip(count, 40, 40, 30), said)
+    found: list[Any] = [(f"look {word} here", [], [one]), (f"{word} and {word}: which", [], [one, other])]
+    if name not in ("glm4v", "glm4v_moe", "glm46v", "smolvlm"):  # transformers' fail on both in a prompt
+        found.append((f"{picture} beside {word} and {picture}", [draw(40, 30, 7), draw(24, 24, 8)], [other]))
+    return found
+
+
+def measured(name: str, folder: Path) -> dict[str, Any]:
+    """What the engine and transformers read of a family's tiny model, compared."""
+    family = FAMILIES[name]
+    model, tokenizer = make_vision_model(name, folder)
+    kind, options = PROCESSORS[name]
+    made = getattr(transformers, kind)(**(options or family.image_processor[1]))
+    made.save_pretrained(folder)
+    reference = Reference(model, tokenizer, name)
+    reference._processor.video_processor = made
+    llm = LLM(str(folder), dtype="float32", max_model_len=512, max_num_batched_tokens=48, max_logprobs=-1)
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprob_token_ids=IDS, prompt_logprobs=0)
+    cases = prompts(name)
+    given = [
+        {"prompt": text, "multi_modal_data": {"image": pictures, "video": videos}} for text, pictures, videos in cases
+    ]
+    worst, std = 0.0, 1.0
+    for _ in range(2):
+        for case, output in zip(cases, llm.generate(given, params, use_tqdm=False), strict=True):
+            ids, values = processed(reference, *case)
+            if ids != list(output.prompt_token_ids):
+                return {"ids": ids, "own": list(output.prompt_token_ids)}
+            tokens = list(output.outputs[0].token_ids)
+            want = reference.logprobs(ids + tokens, values | positions(reference, ids, tokens, values))
+            std = min(std, float(want.std()))
+            rows = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
+            for row, entries in zip(want[len(want) - 1 - len(rows) :], rows, strict=False):
+                worst = max(worst, *(abs(entry.logprob - float(row[token])) for token, entry in entries.items()))
+    return {"worst": worst, "std": std, "chat": chatted(llm, word_of(name))}
+
+
+def word_of(name: str) -> str:
+    """What stands for a video in a prompt of the family."""
+    picture = FAMILIES[name].placeholder
+    return picture.replace("image", "video") if "image" in picture else "<video>"
+
+
+def chatted(llm: LLM, word: str) -> list[Any]:
+    """What becomes of a video's frames as parts of a conversation: by each, whether the reading is that of the same
+    frames without a conversation. The template writes videos, or reads texts alone."""
+    files = []
+    for frame in clip(4, 3):
+        file = io.BytesIO()
+        frame.save(file, "JPEG")
+        files.append(file.getvalue())
+    encoded = ",".join(base64.b64encode(file).decode() for file in files)
+    frames = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
+    said = {"fps": 2.0, "do_sample_frames": False, "duration": 2.0}
+    part = "{% if p.type == 'video' %}" + word + "{% else %}{{ p.text }}{% endif %}"
+    template = "{% for m in messages %}{% for p in m.content %}" + part + "{% endfor %}{% endfor %}:"
+    texts = "{% for m in messages %}{{ m.content }}{% endfor %}:"
+    forms: list[dict[str, Any]] = [
+        {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{encoded}"}},
+        {"type": "video", "video": (frames, said)},
+    ]
+    params = SamplingParams(temperature=0, max_tokens=2, logprobs=2)
+    found = []
+    for chat_template, own in ((template, word), (texts, llm.llm_engine.input_processor.video_text + "\n")):
+        prompt = {"prompt": f"{own}what:", "multi_modal_data": {"video": (frames, said)}}
+        (want,) = llm.generate(prompt, params, use_tqdm=False)
+        for form in forms:
+            messages = [{"role": "user", "content": [form, {"type": "text", "text": "what"}]}]
+            (output,) = llm.chat(messages, params, chat_template=chat_template, use_tqdm=False)
+            is_same = output.prompt_token_ids == want.prompt_token_ids
+            found.append(is_same and output.outputs[0].logprobs == want.outputs[0].logprobs)
+    return found
+
+
+def positions(reference: Reference, ids: list[int], tokens: list[int], values: dict[str, Any]) -> dict[str, Any]:
+    """transformers' positions, which it generates tokens at: after a video of Qwen2.5-VL's they are not those that it
+    gives to the same tokens of a longer prompt."""
+    base = reference.model.base_model
+    if not hasattr(base, "get_rope_index"):
+        return {}
+    known = {"mm_token_type_ids", "image_grid_thw", "video_grid_thw", "second_per_grid_ts"} & values.keys()
+    own, delta = base.get_rope_index(torch.tensor([ids]), **{name: values[name] for name in known})
+    after = torch.arange(len(ids), len(ids) + len(tokens)) + delta
+    return {"position_ids": torch.cat([own, after.expand(3, 1, -1)], dim=2)}
+
+
+@torch.no_grad()
+def processed(reference: Reference, text: str, pictures: list[Any], videos: list[Any]) -> tuple[list[int], Any]:
+    """As transformers' processor has them."""
+    metadata = []
+    for frames, said in videos:
+        own = {key: value for key, value in said.items() if key != "do_sample_frames"}
+        usual = {"total_num_frames": len(frames), "frames_indices": list(range(len(frames)))}
+        metadata.append(usual | own | {"height": frames[0].height, "width": frames[0].width})
+    data = reference._processor(
+        text=[text],
+        images=pictures or None,
+        videos=[np.stack([np.asarray(frame) for frame in frames]) for frames, _ in videos],
+        video_metadata=metadata,
+        do_sample_frames=False,
+        return_tensors="pt",
+    )
+    values = {key: value for key, value in data.items() if key in reference._known}
+    ids = values.pop("input_ids")[0].tolist()
+    return ids, {key: value for key, value in values.items() if key not in ("attention_mask", "labels")}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    found = {}
+    for name in sys.argv[2:]:
+        folder = Path(sys.argv[1]) / name
+        folder.mkdir()
+        found[name] = measured(name, folder)
+    print(json.dumps(found))
