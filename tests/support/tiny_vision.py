@@ -374,6 +374,23 @@ FAMILIES: dict[str, VisionFamily] = {
         {"image_token_index": "id:<|img|>", "projector_patch_to_query_dict": {16: 4}},
         {"extra_special_tokens": {"image_token": "<|img|>"}},
     ),
+    "deepseek_ocr2": VisionFamily(
+        "deepseek_ocr2",
+        {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+         "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "routed_scaling_factor": 0.7,
+         "max_position_embeddings": 2048},
+        # It has tables for 12 x 12 and for 16 x 16 patches.
+        {"sam_config": {"hidden_size": 12, "output_channels": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+                        "image_size": 64, "patch_size": 1, "window_size": 4, "global_attn_indexes": [1],
+                        "mlp_dim": 16, "downsample_channels": [8, 24]},
+         "encoder_config": {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2,
+                            "num_attention_heads": 2, "num_key_value_heads": 2}},
+        ("<image>",), "<image>",
+        ("DeepseekOcr2ImageProcessor",
+         {"size": {"height": 64, "width": 64}, "tile_size": 48, "max_patches": 2}),
+        {"processor_class": "DeepseekOcr2Processor", "patch_size": 1, "downsample_ratio": 4},
+        {"image_token_id": "id:<image>"}, {"extra_special_tokens": {"image_token": "<image>"}},
+    ),
     "aya_vision": VisionFamily(
         "aya_vision", {"model_type": "cohere2"} | ARCHITECTURES["cohere2"][1], _SIGLIP | {"vision_use_head": False},
         ("<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", "TILE_GLOBAL", "TILE"),
