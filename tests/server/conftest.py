@@ -1,16 +1,42 @@
-"""Servers that the tests with real clients share."""
+"""Servers that the tests share; what needs another one has a `folder` or `server` of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from asgi import AppThread, make_engine
 from live_server import LiveServer
 from served import API_KEY, MODEL
 from tiny_llm import make_tiny_model
 
 # The tests' own process computes, too: on a busy core, threads wait long for one another.
 _ENV = {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model."""
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def shared_server(folder: Path) -> Iterator[AppThread]:
+    """The application over the tiny model, with any number of ids a request."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        engine = make_engine(folder, max_logprob_token_ids=-1)
+    with AppThread(engine, access_log=False) as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def server(shared_server: AppThread, request: pytest.FixtureRequest) -> Iterator[AppThread]:
+    """The shared one, with the chat template of the test's module, if it has a CHAT_TEMPLATE."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_server.state, "chat_template", getattr(request.module, "CHAT_TEMPLATE", None))
+        yield shared_server
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from asgi import AppThread, client_of, make_engine
+from asgi import client_of
 from bad_bodies import CHAT, COMPLETION, DETOKENIZE, SCORING, SURROGATE, TOKENIZE
 from byte_tokenizer import byte_id
-from tiny_llm import make_tiny_model
 
 from vllm.server.protocol.base import REFUSED_FIELDS
 from vllm.server.protocol.generation import ChatCompletionRequest, CompletionRequest
@@ -48,13 +47,6 @@ OPENAI_FIELDS = {
     "parallel_tool_calls": False,
     "session_id": "s",
 }
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    engine = make_engine(make_tiny_model(tmp_path_factory.mktemp("tiny")), max_num_seqs=4)
-    with AppThread(engine, access_log=False) as app:
-        yield app
 
 
 def content(answer):

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from asgi import AppThread, make_engine
-from tiny_llm import make_tiny_model
+from asgi import AppThread
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
 FIELDS = {"chat_template": TEMPLATE, "max_tokens": 3, "temperature": 0}
 CHATS = [[{"role": "user", "content": text}] for text in ("hi", "stop the", "hi")]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[AppThread]:
-    with AppThread(make_engine(make_tiny_model(tmp_path_factory.mktemp("tiny"))), access_log=False) as app:
-        yield app
 
 
 def error(server: AppThread, path: str, **body: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from asgi import AppThread, make_engine
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
@@ -16,11 +16,6 @@ from vllm.sampling_params import BeamSearchParams
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
 PROMPTS = ["the stop", "hi"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from asgi import AppThread, make_engine, server_args
-from tiny_llm import make_tiny_llm, make_tiny_model
+from asgi import server_args
+from tiny_llm import make_tiny_llm
 
 from vllm import SamplingParams
 
-TEMPLATE = (
+CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
 )
 MESSAGES = [{"role": "user", "content": "the cat"}]
@@ -16,20 +16,8 @@ GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
 def llm(folder):
     return make_tiny_llm(folder)
-
-
-@pytest.fixture(scope="module")
-def server(folder):
-    with AppThread(make_engine(folder)) as app:
-        app.state.chat_template = TEMPLATE
-        yield app
 
 
 def chat(server, **body):
@@ -38,7 +26,7 @@ def chat(server, **body):
 
 def offline(llm, messages=MESSAGES, **params):
     options = SamplingParams(**{"max_tokens": 5, **GREEDY, **params})
-    (output,) = llm.chat(messages, options, chat_template=TEMPLATE, use_tqdm=False)
+    (output,) = llm.chat(messages, options, chat_template=CHAT_TEMPLATE, use_tqdm=False)
     return output
 
 
@@ -185,7 +173,7 @@ def test_an_echo_without_tokens_and_in_batches(server):
     messages = [*MESSAGES, {"role": "assistant", "content": "sat on"}]
     fields = {"max_tokens": 0, "echo": True, "continue_final_message": True}
     assert chat(server, messages=messages, **fields)["choices"][0]["message"]["content"] == "sat on"
-    batch = {"messages": [messages, MESSAGES], "echo": True, "max_tokens": 2, "chat_template": TEMPLATE, **GREEDY}
+    batch = {"messages": [messages, MESSAGES], "echo": True, "max_tokens": 2, "chat_template": CHAT_TEMPLATE, **GREEDY}
     first, second = server.post("/v1/chat/completions/batch", **batch)["choices"]
     plain = server.post("/v1/chat/completions/batch", **{**batch, "echo": False})["choices"]
     assert first["message"]["content"] == "sat on" + plain[0]["message"]["content"]
@@ -259,7 +247,7 @@ def test_errors_name_the_clients_own_fields(server):
 def test_a_template_of_a_request_is_a_program_that_not_every_server_runs(server, monkeypatch):
     monkeypatch.setattr(server.state, "args", server_args(trust_request_chat_template=False))
     for url in ("/v1/chat/completions", "/tokenize"):
-        body = {"model": "tiny", "messages": MESSAGES, "chat_template": TEMPLATE}
+        body = {"model": "tiny", "messages": MESSAGES, "chat_template": CHAT_TEMPLATE}
         response = server.request("POST", url, json=body)
         assert (response.status_code, response.json()["error"]["param"]) == (400, "chat_template")
         assert server.request("POST", url, json={"model": "tiny", "messages": MESSAGES}).status_code == 200

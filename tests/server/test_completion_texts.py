@@ -10,18 +10,13 @@ import pytest
 from asgi import AppThread, make_engine
 from byte_tokenizer import BOS, EOS, byte_ids
 from forced_tokens import ForcedTokens
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import LLM, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
 TEXTS = ["a中b", "🙂é", "né🙂 the 你好", "\U0010ffffx"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

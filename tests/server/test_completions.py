@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from asgi import AppThread, make_engine
 from byte_tokenizer import byte_ids
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import SamplingParams
 
@@ -16,19 +15,8 @@ GREEDY = {"temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
 def llm(folder):
     return make_tiny_llm(folder, max_logprob_token_ids=-1)
-
-
-@pytest.fixture(scope="module")
-def server(folder):
-    with AppThread(make_engine(folder, max_logprob_token_ids=-1)) as app:
-        yield app
 
 
 def complete(server, **body):

@@ -14,7 +14,7 @@ import pytest
 from asgi import make_engine
 from live_server import LiveServer
 from real_sockets import PATIENCE, EngineLoop, RawClient, listening
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 from traffic import Case, draw, offline, put_together
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
@@ -22,11 +22,6 @@ pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 NUM_CLIENTS = 200
 NUM_SLOTS = 16
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

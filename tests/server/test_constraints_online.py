@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from asgi import AppThread, make_engine
 from byte_tokenizer import EOS, byte_ids
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import LLM, SamplingParams
 
@@ -22,19 +20,8 @@ EACH = pytest.mark.parametrize("path", PLACES)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
 def llm(folder) -> LLM:
     return make_tiny_llm(folder)
-
-
-@pytest.fixture(scope="module")
-def server(folder) -> Iterator[AppThread]:
-    with AppThread(make_engine(folder), access_log=False) as app:
-        yield app
 
 
 def text_of(choice: dict[str, Any]) -> str:

@@ -14,7 +14,6 @@ from asgi import AppThread, make_engine
 from live_server import LiveServer
 from slow_processor import HANG
 from test_launcher import NUM_TOKENS, PROMPT, InFlight, assert_gone, servers, wait_for
-from tiny_llm import make_tiny_model
 
 from vllm.utils.device import usable_cores
 
@@ -32,11 +31,6 @@ BODIES = (
     ("/v1/completions", {"prompt": ["a cat", "a dog"], "max_tokens": 0, "logprob_token_ids": [7], "logprobs": 1}),
     ("/v1/score", {"query": "it is", "items": ["a", "the", "on the mat"], "label_token_ids": [5, [6, 7]]}),
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

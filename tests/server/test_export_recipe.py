@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from asgi import AppThread, make_engine
 from byte_tokenizer import byte_ids
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import SamplingParams
 
@@ -20,19 +19,8 @@ FRAGMENT = byte_ids("a 😀 the ".encode() + b"\xf0\x9f")  # ends within a chara
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
 def llm(folder):
     return make_tiny_llm(folder)
-
-
-@pytest.fixture(scope="module")
-def server(folder):
-    with AppThread(make_engine(folder)) as app:
-        yield app
 
 
 def export(server, prompt, **fields):

@@ -21,12 +21,7 @@ PATH = "/inference/v1/generate"
 IDS = byte_ids("a prompt of a few blocks' length, which is cached")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
-    with AppThread(make_engine(folder)) as server:
-        server.state.chat_template = "{% for m in messages %}>{{ m.content }}{% endfor %}"
-        yield server
+CHAT_TEMPLATE = "{% for m in messages %}>{{ m.content }}{% endfor %}"
 
 
 def generate(server, **body):

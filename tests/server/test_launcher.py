@@ -20,7 +20,6 @@ import pytest
 from live_server import LiveServer
 from processes import descendants, is_running
 from slow_processor import STEP_SECONDS
-from tiny_llm import make_tiny_model
 
 from vllm.server import launcher
 from vllm.server.app import build_app
@@ -32,11 +31,6 @@ SLOW = ("--logits-processors", "slow_processor:SlowProcessor")
 SLOW_ENV = {"PYTHONPATH": str(Path(__file__).parent)}
 PROMPT = {"model": "tiny", "prompt": "a", "ignore_eos": True, "temperature": 0}
 NUM_TOKENS = 250
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import openai
 import pytest
 from byte_tokenizer import VOCAB_SIZE
 from live_server import LiveServer
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import SamplingParams
 
@@ -20,11 +20,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPT, INDICES = "The sky is", [2, VOCAB_SIZE // 2, VOCAB_SIZE - 1, 65]
 BODY = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3, "temperature": 0, "logits_indices": INDICES}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 from asgi import make_engine
 from live_server import LiveServer
 from real_sockets import EngineLoop, RawClient, listening
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 from traffic import COMPLETIONS, Case, draw, offline
 
 from vllm import SamplingParams
@@ -29,11 +29,6 @@ NUM_SENT = 1500
 GROWTH_KIB = 8192
 """Growth of a whole process over a thousand requests: allocators' own, with room. A leak of 8 KiB a request
 shows; smaller ones show in the counts of objects."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from asgi import AppThread, make_engine
-from tiny_llm import make_tiny_model
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
@@ -22,11 +21,6 @@ CHAT = {
     "temperature": 0,
 }
 CONNECTORS = Path(__file__).parents[1] / "v1/features"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

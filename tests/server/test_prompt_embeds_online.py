@@ -12,18 +12,13 @@ from typing import Any
 import pytest
 import torch
 from asgi import AppThread, make_engine
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 from torch import Tensor
 
 from vllm import SamplingParams
 from vllm.utils.serial_utils import tensor2base64
 
 GREEDY = {"temperature": 0, "ignore_eos": True, "max_tokens": 5, "logprob_token_ids": [70, 80]}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 from asgi import AppThread, make_engine
 from processes import children
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import SamplingParams
 from vllm.config.lora import MaxLoRARanks
@@ -26,11 +26,6 @@ ONE = SamplingParams(max_tokens=1, temperature=0)
 class Hints:
     message_id: str
     actions: list[dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,7 @@ from types import SimpleNamespace
 import msgspec
 import numpy as np
 import pytest
-from asgi import AppThread, make_engine
 from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
-from tiny_llm import make_tiny_model
 
 from vllm.server.rendering import logprobs, rows
 from vllm.server.rendering.rows import classic_row
@@ -21,13 +19,6 @@ from vllm.server.rendering.written_json import Written, encode_parts, turn
 ALL = {"temperature": 0, "ignore_eos": True, "max_tokens": 3}
 TALK = {"messages": [{"role": "user", "content": "é"}], "chat_template": "{{ messages[0].content }}", "logprobs": True}
 EVERY_ID = list(range(VOCAB_SIZE))
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
-    with AppThread(make_engine(folder, max_logprob_token_ids=-1)) as app:
-        yield app
 
 
 @pytest.fixture

@@ -13,16 +13,11 @@ import httpx
 import pytest
 from live_server import LiveServer
 from processes import children, is_running
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import SamplingParams
 
 _NOTICE_SECONDS = 10.0
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

@@ -374,6 +374,23 @@ FAMILIES: dict[str, VisionFamily] = {
         {"image_token_index": "id:<|img|>", "projector_patch_to_query_dict": {16: 4}},
         {"extra_special_tokens": {"image_token": "<|img|>"}},
     ),
+    "deepseek_ocr2": VisionFamily(
+        "deepseek_ocr2",
+        {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+         "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "routed_scaling_factor": 0.7,
+         "max_position_embeddings": 2048},
+        # It has tables for 12 x 12 and for 16 x 16 patches.
+        {"sam_config": {"hidden_size": 12, "output_channels": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+                        "image_size": 64, "patch_size": 1, "window_size": 4, "global_attn_indexes": [1],
+                        "mlp_dim": 16, "downsample_channels": [8, 24]},
+         "encoder_config": {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2,
+                            "num_attention_heads": 2, "num_key_value_heads": 2}},
+        ("<image>",), "<image>",
+        ("DeepseekOcr2ImageProcessor",
+         {"size": {"height": 64, "width": 64}, "tile_size": 48, "max_patches": 2}),
+        {"processor_class": "DeepseekOcr2Processor", "patch_size": 1, "downsample_ratio": 4},
+        {"image_token_id": "id:<image>"}, {"extra_special_tokens": {"image_token": "<image>"}},
+    ),
     "aya_vision": VisionFamily(
         "aya_vision", {"model_type": "cohere2"} | ARCHITECTURES["cohere2"][1], _SIGLIP | {"vision_use_head": False},
         ("<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", "TILE_GLOBAL", "TILE"),
@@ -433,6 +450,27 @@ WITH_TORCHVISION: dict[str, VisionFamily] = {
 """Families whose picture processor is torchvision's alone; where that is missing, see with_torchvision.py."""
 if importlib.util.find_spec("torchvision") is not None:
     FAMILIES |= WITH_TORCHVISION
+
+WITH_TIMM: dict[str, VisionFamily] = {
+    "gemma3n": VisionFamily(
+        "gemma3n", {"model_type": "gemma3n_text"} | ARCHITECTURES["gemma3n"][1],
+        {"architecture": "mobilenetv5_300m_enc", "hidden_size": 2048,
+         "model_args": {"channel_multiplier": 0.02, "msfa_output_resolution": 4}},
+        ("<image_soft_token>", "<start_of_image>", "<end_of_image>", "<audio>", "<boa>", "<eoa>"), "<image_soft_token>",
+        ("SiglipImageProcessor", {"size": {"height": 64, "width": 64}}),
+        {"processor_class": "Gemma3nProcessor", "image_seq_length": 16},
+        {"vision_soft_tokens_per_image": 16, "image_token_id": "id:<image_soft_token>",
+         "boi_token_id": "id:<start_of_image>", "eoi_token_id": "id:<end_of_image>", "audio_token_id": "id:<audio>",
+         "audio_config": {"hidden_size": 16, "conf_num_hidden_layers": 1, "conf_num_attention_heads": 2,
+                          "sscp_conv_channel_size": [8, 4]}},
+        {"extra_special_tokens": {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>",
+                                  "eoi_token": "<end_of_image>", "audio_token": "<audio>", "boa_token": "<boa>",
+                                  "eoa_token": "<eoa>"}},
+    ),
+}  # fmt: skip
+"""Families whose tower is timm's, which asks for torchvision itself."""
+if importlib.util.find_spec("timm") is not None:
+    FAMILIES |= WITH_TIMM
 
 
 def make_tokenizer(folder: Path, tokens: Sequence[str], options: dict[str, Any]) -> Any:
@@ -573,17 +611,17 @@ def make_processor(images: Any, tokenizer: Any, options: dict[str, Any]) -> Any:
     """transformers' processor with the options of a processor_config.json."""
     own = dict(options)
     found = _real(own.pop("processor_class"))
-    if "video_processor" not in found.get_attributes():
+    others = {part: None for part in found.get_attributes() if part not in ("image_processor", "tokenizer")}
+    if not others:
         return found(image_processor=images, tokenizer=tokenizer, **own)
 
-    class WithoutVideos(found):
+    class PicturesAlone(found):
         """transformers' processor of videos wants torchvision."""
 
         def check_argument_for_proper_class(self, name: str, argument: Any) -> None:
             return None
 
-    others = {part: None for part in found.get_attributes() if part not in ("image_processor", "tokenizer")}
-    return WithoutVideos(image_processor=images, tokenizer=tokenizer, **others, **own)
+    return PicturesAlone(image_processor=images, tokenizer=tokenizer, **others, **own)
 
 
 RETRIEVERS = {"ColQwen2": "qwen2_vl", "ColPali": "paligemma"}

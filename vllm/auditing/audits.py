@@ -131,7 +131,7 @@ def _task_args(options: Options, rows: Path) -> dict[str, Any]:
         "api_key", "timeout", "concurrency", "labels", "label_ids", "template", "template_file",
         "questions", "gold", "calibration", "fit_calibration", "read", "truncate_prompt_tokens",
         "query", "score_template", "score_labels", "instruction", "max_tokens_per_doc",
-        "prompt", "prompt_name", "dimensions", "chunk_tokens", "reference_rows", "known_label_ids",
+        "prompt", "prompt_name", "dimensions", "chunk_tokens", "reference_rows", "known_labels",
         "image_field", "allowed_local_media_path",
     ))  # fmt: skip
     more = {"no_picture": True, "permutations": 1, "min_label_mass": 0.0, "no_normalize": False, "debug": False}

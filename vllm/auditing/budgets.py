@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vllm.auditing.label_tables import LabelTable
+from vllm.auditing.label_tables import LabelTable, row_values
 from vllm.auditing.results import BudgetCandidate, BudgetResult, Candidate
-from vllm.auditing.statistics import kl_rows, log_shares, mean_upper_limit, share_upper_limit, tv_rows
+from vllm.auditing.statistics import mean_upper_limit, share_upper_limit
 from vllm.auditing.text_rows import TextTable
 from vllm.exceptions import CliError
 
@@ -92,8 +92,8 @@ def _text_figure(figure: str, table: TextTable, confidence: float) -> tuple[floa
 def _row_values(figure: str, table: LabelTable) -> np.ndarray:
     if figure == "flips":
         return table.flipped.astype(np.float64)
-    own, other = log_shares(table.reference), log_shares(table.candidate)
-    return kl_rows(own, other) if figure == "kl" else tv_rows(own, other)
+    values = row_values(table)
+    return values.kl if figure == "kl" else values.tv
 
 
 def _by_row(values: np.ndarray, index: np.ndarray) -> np.ndarray:

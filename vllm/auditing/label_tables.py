@@ -22,7 +22,7 @@ from vllm.auditing.statistics import (
     tv_rows,
     unit_of_rows,
 )
-from vllm.decisions.evaluation import NUM_BINS, Reliability, evaluate
+from vllm.decisions.evaluation import NUM_BINS, Reliability, reliability
 
 _PART = 4096
 _NUM_LISTED = 1000
@@ -259,19 +259,51 @@ class LabelStatistics:
     flipped: list[Flip] = field(repr=False)
 
 
+@dataclass(frozen=True)
+class RowValues:
+    """Figures of each row of a table.
+
+    Attributes:
+        kl, tv: float64 [n], of the labels' shares, reference to candidate.
+        deltas: float64 [n, k], |candidate - reference| of logprobs.
+        confidences: float64 [2, n], of the reference and of the candidate, the greatest share; NaN where all logprobs
+            are -inf.
+        mean_deltas: float64 [k], means of candidate less reference.
+        order_changes: rows with another order of labels.
+    """
+
+    kl: np.ndarray
+    tv: np.ndarray
+    deltas: np.ndarray
+    confidences: np.ndarray
+    mean_deltas: np.ndarray
+    order_changes: int
+
+
+def row_values(table: LabelTable) -> RowValues:
+    """Made part by part, so that no more is in memory than what is returned."""
+    count, width = table.reference.shape
+    kl, tv, deltas, confidences = np.empty(count), np.empty(count), np.empty((count, width)), np.empty((2, count))
+    sums, order_changes = np.zeros(width), 0
+    for first in range(0, count, _PART):
+        rows = slice(first, first + _PART)
+        read = table.reference[rows], table.candidate[rows]
+        own, other = (log_shares(each) for each in read)
+        kl[rows], tv[rows], deltas[rows] = kl_rows(own, other), tv_rows(own, other), abs_deltas(*read)
+        confidences[:, rows] = np.exp(own.max(1)), np.exp(other.max(1))
+        sums += np.where(read[1] < read[0], -deltas[rows], deltas[rows]).sum(0)
+        orders = [np.argsort(-each, axis=1, kind="stable") for each in read]
+        order_changes += int((orders[0] != orders[1]).any(1).sum())
+    return RowValues(kl, tv, deltas, confidences, sums / count, order_changes)
+
+
 def label_statistics(table: LabelTable) -> LabelStatistics:
     """Statistics of a table of at least one row."""
-    own, other = log_shares(table.reference), log_shares(table.candidate)
-    flipped, kl, tv = table.flipped, kl_rows(own, other), tv_rows(own, other)
-    deltas = abs_deltas(table.reference, table.candidate)
-    used = np.ones(deltas.shape, dtype=bool) if table.used is None else table.used
-    with np.errstate(invalid="ignore"):
-        signed = np.where(table.reference == table.candidate, 0.0, table.candidate.astype(np.float64) - table.reference)
-    at_flips = margins(table.reference)[flipped]
-    orders = [np.argsort(-each, axis=1, kind="stable") for each in (table.reference, table.candidate)]
+    count, flipped, values = len(table.index), table.flipped, row_values(table)
+    at_flips = margins(table.reference[flipped])
     masses = float(table.reference_mass.mean(dtype=np.float64)), float(table.candidate_mass.mean(dtype=np.float64))
     return LabelStatistics(
-        rows=len(table.index),
+        rows=count,
         flips=int(flipped.sum()),
         flip_share=float(flipped.mean()),
         flip_share_interval=mean_interval(flipped),
@@ -279,20 +311,20 @@ def label_statistics(table: LabelTable) -> LabelStatistics:
             "mean": float(at_flips.mean()) if len(at_flips) else 0.0,
             "max": float(at_flips.max(initial=0.0)),
         },
-        kl_mean=float(kl.mean()),
-        kl_mean_interval=mean_interval(kl),
-        kl_p99=quantile(kl, 0.99),
-        tv_mean=float(tv.mean()),
-        tv_mean_interval=mean_interval(tv),
-        abs_delta_logprob=_sizes(deltas if table.used is None else deltas[table.used]),
-        delta_by_label=dict(zip(table.names, signed.mean(0).tolist(), strict=True)),
-        abs_delta_by_label={name: _sizes(column) for name, column in zip(table.names, deltas.T, strict=True)},
-        rank_changes=_rank_changes(table, used),
-        order_changes=float((orders[0] != orders[1]).any(1).mean()),
+        kl_mean=float(values.kl.mean()),
+        kl_mean_interval=mean_interval(values.kl),
+        kl_p99=quantile(values.kl, 0.99),
+        tv_mean=float(values.tv.mean()),
+        tv_mean_interval=mean_interval(values.tv),
+        abs_delta_logprob=_sizes(values.deltas if table.used is None else values.deltas[table.used]),
+        delta_by_label=dict(zip(table.names, values.mean_deltas.tolist(), strict=True)),
+        abs_delta_by_label={name: _sizes(each) for name, each in zip(table.names, values.deltas.T, strict=True)},
+        rank_changes=_rank_changes(table),
+        order_changes=values.order_changes / count,
         reference_mass=masses[0],
         candidate_mass=masses[1],
         mass_lost=masses[0] - masses[1],
-        gold=_gold_statistics(table, np.exp(own), np.exp(other)),
+        gold=_gold_statistics(table, values.confidences),
         flipped=list(islice(table.flips(), _NUM_LISTED)),
     )
 
@@ -301,8 +333,10 @@ def _sizes(deltas: np.ndarray) -> dict[str, float]:
     return {"mean": float(deltas.mean()), "p99": quantile(deltas, 0.99), "max": float(deltas.max())}
 
 
-def _rank_changes(table: LabelTable, used: np.ndarray) -> float:
-    known = used & (table.reference_ranks > 0) & (table.candidate_ranks > 0)
+def _rank_changes(table: LabelTable) -> float:
+    known = (table.reference_ranks > 0) & (table.candidate_ranks > 0)
+    if table.used is not None:
+        known &= table.used
     return float((table.reference_ranks != table.candidate_ranks)[known].mean()) if known.any() else math.nan
 
 
@@ -313,14 +347,15 @@ def quantile(values: np.ndarray, level: float) -> float:
     return math.inf if math.isnan(found) and not np.isnan(values).any() else found
 
 
-def _gold_statistics(table: LabelTable, own: np.ndarray, other: np.ndarray) -> GoldStatistics | None:
-    known = (table.gold >= 0) & np.isfinite(own).all(1) & np.isfinite(other).all(1)
+def _gold_statistics(table: LabelTable, confidences: np.ndarray) -> GoldStatistics | None:
+    known = (table.gold >= 0) & np.isfinite(confidences).all(0)
     if not known.any():
         return None
-    gold, shares = table.gold[known], (own[known], other[known])
-    before, after = (evaluate(each, gold, table.names) for each in shares)
-    right = [each.argmax(1) == gold for each in shares]
-    gaps = [reliability_features(each.max(1), hit, NUM_BINS) for each, hit in zip(shares, right, strict=True)]
+    gold, shares = table.gold[known], confidences[:, known]
+    right = [each[known].argmax(1) == gold for each in (table.reference, table.candidate)]
+    before, after = (reliability(*each, NUM_BINS) for each in zip(shares, right, strict=True))
+    accuracies = [float(each.mean()) for each in right]
+    gaps = [reliability_features(*each, NUM_BINS) for each in zip(shares, right, strict=True)]
     counts = np.bincount(unit_of_rows(len(gold))).astype(np.float64)
     lost, won = int((right[0] & ~right[1]).sum()), int((~right[0] & right[1]).sum())
 
@@ -330,19 +365,19 @@ def _gold_statistics(table: LabelTable, own: np.ndarray, other: np.ndarray) -> G
 
     return GoldStatistics(
         rows=int(known.sum()),
-        reference_accuracy=before.accuracy,
-        candidate_accuracy=after.accuracy,
-        accuracy_change=after.accuracy - before.accuracy,
+        reference_accuracy=accuracies[0],
+        candidate_accuracy=accuracies[1],
+        accuracy_change=accuracies[1] - accuracies[0],
         accuracy_change_interval=mean_interval(right[1].astype(np.float64) - right[0]),
-        reference_ece=before.ece,
-        candidate_ece=after.ece,
-        ece_change=after.ece - before.ece,
+        reference_ece=before.error,
+        candidate_ece=after.error,
+        ece_change=after.error - before.error,
         ece_change_interval=bootstrap(np.concatenate([*gaps, counts[:, None]], axis=1), change),
         lost=lost,
         won=won,
         mcnemar_p=mcnemar(lost, won),
-        reference_reliability=before.reliability,
-        candidate_reliability=after.reliability,
+        reference_reliability=before,
+        candidate_reliability=after,
     )
 
 
@@ -379,14 +414,13 @@ def by_field(table: LabelTable, name: str) -> list[GroupStatistics]:
 
 
 def _group(name: str, table: LabelTable) -> GroupStatistics:
-    own, other = log_shares(table.reference), log_shares(table.candidate)
-    deltas, flipped = abs_deltas(table.reference, table.candidate), table.flipped
+    values, flipped = row_values(table), table.flipped
     return GroupStatistics(
         name,
         len(table.index),
         int(flipped.sum()),
         float(flipped.mean()),
-        float(kl_rows(own, other).mean()),
-        float(tv_rows(own, other).mean()),
-        {"mean": float(deltas.mean()), "p99": quantile(deltas, 0.99)},
+        float(values.kl.mean()),
+        float(values.tv.mean()),
+        {"mean": float(values.deltas.mean()), "p99": quantile(values.deltas, 0.99)},
     )

@@ -36,6 +36,8 @@ _LEAST = -9999.0
 _OF_A_TEXT = (400, 413, 422, 500)
 
 Prompt = str | list[int]
+KnownLabels = tuple[list[str], list[list[int]]]
+"""The labels' texts and tokens as the reference has read them; empty: it has not."""
 
 
 @dataclass
@@ -154,10 +156,9 @@ def label_scorer(
     template: Template | None,
     given: Sequence[str] | Sequence[int],
     name: str,
-    known: list[list[int]],
+    known: KnownLabels,
 ) -> ServerScorer:
-    """The scorer of a server's labels. `known`: their tokens, [k], where the reference has read them, or empty.
-    CliError: the server gives no logprobs, or not those of such labels."""
+    """The scorer of a server's labels. CliError: the server gives no logprobs, or not those of such labels."""
     if server.wait(_is_ours(server, given)):
         return ServerLabelScorer(server, template, given, name)
     return OtherLabelScorer(server, template, given, name, known)
@@ -188,25 +189,31 @@ class OtherLabelScorer(ServerScorer):
         template: Template | None,
         given: Sequence[str] | Sequence[int],
         name: str,
-        known: list[list[int]],
+        known: KnownLabels,
     ) -> None:
         super().__init__(server)
         self._any = server
         names = [str(label) for label in given]
         as_ids = [[each] for each in given if isinstance(each, int)]
         own = as_ids or server.wait(self._label_ids(names))
-        if known and own and known != own:
-            place = next(i for i, pair in enumerate(zip(known, own, strict=True)) if pair[0] != pair[1])
+        texts, known_ids = known
+        if known_ids and own and known_ids != own:
+            place = next(i for i, pair in enumerate(zip(known_ids, own, strict=True)) if pair[0] != pair[1])
             raise CliError(
                 f"{server.client.url} has another vocabulary: {names[place]!r} is the tokens {own[place]}, of the "
-                f"reference {known[place]}"
+                f"reference {known_ids[place]}"
             )
-        self._ids: list[list[int]] = known or own
+        if template is None and as_ids and not texts:
+            raise CliError(
+                f"{server.client.url}: the usual prompt names the labels, whose texts it does not tell: "
+                "write --template"
+            )
+        self._ids: list[list[int]] = known_ids or own
         self._are_ids = bool(as_ids)
-        self.labels = Labels(names, names, self._ids)
+        self.labels = Labels(names, texts or names, self._ids)
         self._is_long = any(len(ids) > 1 for ids in self._ids)
         self._dialect = server.wait(self._find_dialect())
-        self._render = partial((template or Template.default(names)).render, name)
+        self._render = partial((template or Template.default(self.labels.texts)).render, name)
 
     async def _label_ids(self, names: list[str]) -> list[list[int]]:
         """The labels' tokens; empty: the server does not tell."""

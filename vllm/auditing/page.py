@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from vllm.auditing.label_tables import LabelTable
+from vllm.auditing.label_tables import LabelTable, row_values
 from vllm.auditing.report import audit_table
 from vllm.auditing.results import Audit, Candidate
-from vllm.auditing.statistics import abs_deltas, kl_rows, log_shares, margins
+from vllm.auditing.statistics import abs_deltas, margins
 from vllm.decisions.evaluation import Reliability
 from vllm.scoring.files import write_atomically
 
@@ -158,8 +158,7 @@ def _error(candidate: Candidate) -> float | None:
         return 1 - candidate.embedding.cosine_mean
     if not candidate.label_tables:
         return None
-    rows = [kl_rows(log_shares(each.reference), log_shares(each.candidate)) for each in candidate.label_tables.values()]
-    return float(np.concatenate(rows).mean())
+    return float(np.concatenate([row_values(each).kl for each in candidate.label_tables.values()]).mean())
 
 
 def _flips(candidate: Candidate) -> str:

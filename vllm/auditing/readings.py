@@ -130,7 +130,7 @@ class Reader:
         given |= {"resume": resume, "overwrite": not resume, "quiet": self._quiet}
         if self._args.kind == "text":
             given["reference_rows"] = reference and reference.path
-        given["known_label_ids"] = reference and reference.label_token_ids
+        given["known_labels"] = reference and (reference.label_texts, reference.label_token_ids)
         engine = dict(spec.engine)
         if self._args.kind == "text":
             engine["max_logprob_token_ids"] = -1

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.auditing.other_servers import label_scorer
+from vllm.auditing.other_servers import KnownLabels, label_scorer
 from vllm.auditing.servers import AnyServer
 from vllm.auditing.text_task import TextTask
 from vllm.scoring.decide.task import DecideTask
@@ -51,7 +51,7 @@ class AuditedLabels(_Audited, LabelTask):
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args)
-        self._known: list[list[int]] = args.known_label_ids or []
+        self._known: KnownLabels = args.known_labels or ([], [])
 
     def server_scorer(self, server: Any) -> Any:
         """See Task."""

@@ -131,7 +131,7 @@ def evaluate(
         brier=float(squares.mean()),
         log_loss=float(-np.log(shares[rows, known].clip(SMALLEST, 1.0)).mean()),
         confusion=confusion,
-        reliability=_reliability(shares[rows, predicted], predicted == known, num_bins),
+        reliability=reliability(shares[rows, predicted], predicted == known, num_bins),
     )
 
 
@@ -171,7 +171,8 @@ def _macro_f1(confusion: np.ndarray) -> float:
     return float((2 * hits[seen] / occurrences[seen]).mean())
 
 
-def _reliability(confidences: np.ndarray, correct: np.ndarray, num_bins: int) -> Reliability:
+def reliability(confidences: np.ndarray, correct: np.ndarray, num_bins: int) -> Reliability:
+    """Of predictions' probabilities, float [n], and whether they are right, bool [n]."""
     edges = np.linspace(0.0, 1.0, num_bins + 1)
     own = np.searchsorted(edges[1:-1], confidences, side="left")
     counts = np.bincount(own, minlength=num_bins)

@@ -197,7 +197,7 @@ class LatentHeads(ColumnParallelLinear):
         return 4 * num_tokens * self.num_heads * sum(self._sizes) * self._empty.element_size()
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
-        if self._is_own:
+        if self.holds_own_weight:
             raise ValueError(
                 f"{self.prefix}: {type(self.quant_method).__name__} cannot hold this weight, which latent attention "
                 "takes apart"

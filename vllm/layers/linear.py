@@ -26,6 +26,7 @@ from vllm.ops.packed_linear import PackedLinear, unpack_linear
 from vllm.ops.rms_norm import AddedNorm
 from vllm.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.quantization.weight import QuantizedWeight
+from vllm.utils.host_memory import scratch
 
 
 class LinearMethodBase(QuantizeMethodBase):
@@ -135,7 +136,7 @@ class LinearBase(nn.Module):
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         """Where each checkpoint tensor goes, by its name within the parent module."""
-        if self._is_own:
+        if self.holds_own_weight:
             return self._own_slots()
         slots: dict[str, WeightSlot] = {}
         start = 0
@@ -161,7 +162,7 @@ class LinearBase(nn.Module):
     def check_update(self) -> None:
         """ValueError: new values cannot be taken: the weight came quantised from the checkpoint, or a user's method has
         it."""
-        if self._is_own:
+        if self.holds_own_weight:
             raise ValueError(
                 f"load_weights: {self.prefix} has the method {type(self.quant_method).__name__}, which holds its "
                 "weights itself"
@@ -210,7 +211,7 @@ class LinearBase(nn.Module):
         )
 
     @property
-    def _is_own(self) -> bool:
+    def holds_own_weight(self) -> bool:
         return type(self.quant_method) is not UnquantizedLinearMethod
 
     def _own_slots(self) -> dict[str, WeightSlot]:
@@ -230,7 +231,7 @@ class LinearBase(nn.Module):
     def process_weights_after_loading(self, method: LinearMethod = UNQUANTIZED, gated: bool = False) -> None:
         """Pack the loaded weight by `method` and free the plain one."""
         gated = gated and (not self.is_adapted or self._adds_before_gate)
-        if self._is_own:
+        if self.holds_own_weight:
             self.quant_method.process_weights_after_loading(self)
             self.method, self.packed = replace(method, apply=self._multiply), _Own()
             return
@@ -262,7 +263,7 @@ class LinearBase(nn.Module):
     def _weight_rows(self, rows: slice) -> Tensor:
         assert self.weight is not None
         if self.weight.is_meta:
-            self.weight = nn.Parameter(self._empty.new_empty(self._shape), requires_grad=False)
+            self.weight = nn.Parameter(scratch.empty(self._empty, *self._shape), requires_grad=False)
         return self.weight.data[rows]
 
     def _loaded_parts(self) -> list[Tensor | QuantizedWeight]:

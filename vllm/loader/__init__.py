@@ -16,6 +16,7 @@ import vllm.models.dense.llama  # noqa: F401
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.config.checkpoint.mapped_tensors import block_bytes
+from vllm.config.load import reads_folder
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.distributed.stages import get_stage
 from vllm.layers.adapted.products import adapter_places
@@ -25,6 +26,7 @@ from vllm.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.layers.linear_method import LinearMethod, linear_method
 from vllm.layers.vocab_parallel_embedding import VocabShard
 from vllm.layers.weight_update import WeightUpdater
+from vllm.loader.early_packing import EarlyPacking
 from vllm.loader.packed_weights import PackedWeights, Plan, open_packed_weights
 from vllm.loader.resolve import (
     NO_EMBEDDED_MODEL,
@@ -43,7 +45,7 @@ from vllm.ops.packing import packing_in_background
 from vllm.quantization.base_config import QuantizationConfig
 from vllm.quantization.settings import load_quantization
 from vllm.quantization.stored import StoredConfig
-from vllm.utils.host_memory import return_freed_memory
+from vllm.utils.host_memory import return_freed_memory, scratch
 from vllm.utils.loading_threads import helped, native_work_begins, one_thread, side_by_side
 
 if TYPE_CHECKING:
@@ -135,16 +137,21 @@ def _filled(
             return model
         if kept is not None:
             kept.built(model)
+        early: EarlyPacking | None = None
+        if quantization is None and device.type == "cpu" and reads_folder(model_config.load_format):
+            early = EarlyPacking(model, partial(_pack_one, method, None if kept is None else kept.take))
         with torch.inference_mode(), one_thread() if is_light else contextlib.nullcontext():
-            with helped() if mixtures and not is_light else contextlib.nullcontext():
+            helpers = helped() if (mixtures or early) and not is_light else contextlib.nullcontext()
+            with helpers, scratch.kept():
                 if model_config.load_format == "dummy":
                     fill_with_noise(model, model_config.seed)
                 elif fill := LOADERS.get(model_config.load_format):
                     _check_plain(quantization, model_config.load_format)
                     fill(model, VllmConfig(model_config) if engine is None else engine)
                 else:
-                    _load(model, Path(model_config.path), use_tqdm, quantization)
-            _pack(model, method, quantization, device, is_light, None if kept is None else kept.take)
+                    _load(model, Path(model_config.path), use_tqdm, quantization, early)
+            packed = set() if early is None else early.packed
+            _pack(model, method, quantization, device, is_light, None if kept is None else kept.take, packed)
     if kept is not None:
         kept.keep(model)
     return model
@@ -159,13 +166,21 @@ def _check_plain(quantization: QuantizationConfig | None, load_format: str) -> N
         )
 
 
-def _load(model: Any, folder: Path, use_tqdm: bool, quantization: QuantizationConfig | None) -> None:
+def _load(
+    model: Any, folder: Path, use_tqdm: bool, quantization: QuantizationConfig | None, early: EarlyPacking | None
+) -> None:
     """By the model's own `load_checkpoint`, where it has one."""
     own = getattr(model, "load_checkpoint", None)
     if own is not None:
         own(folder, use_tqdm)
     else:
-        load_weights(model, folder, use_tqdm, quantization)
+        load_weights(model, folder, use_tqdm, quantization, filled=None if early is None else early.filled)
+
+
+def _pack_one(method: LinearMethod, take: Callable[[nn.Module], None] | None, module: Any) -> None:
+    module.process_weights_after_loading(method)
+    if take is not None:
+        take(module)
 
 
 def _check_invariance(model_config: ModelConfig, device: torch.device) -> None:
@@ -221,10 +236,15 @@ def _pack(
     device: torch.device,
     is_light: bool,
     take: Callable[[nn.Module], None] | None,
+    packed: set[nn.Module],
 ) -> None:
-    """Pack the weights of all layers, on the CPU side by side; a user's method has its layers one after another, as
-    have those whose work is left to other threads (`is_light`). `take` is given those that are packed."""
-    modules: list[Any] = [module for module in model.modules() if hasattr(module, "process_weights_after_loading")]
+    """Pack the weights of all layers that are not `packed`, on the CPU side by side; a user's method has its layers one
+    after another, as have those whose work is left to other threads (`is_light`). `take` is given what is packed."""
+    modules: list[Any] = [
+        module
+        for module in model.modules()
+        if hasattr(module, "process_weights_after_loading") and module not in packed
+    ]
     calls = [partial(module.process_weights_after_loading, method) for module in modules]
     is_own = quantization is not None and not isinstance(quantization, StoredConfig)
     native_work_begins()

@@ -184,6 +184,7 @@ class PackedWeights:
         self._sources: dict[str, Mapping] = {}
         self._checkpoint: dict[int, list[tuple[Path, int]]] | None = None
         self._started = 0.0
+        self._lock = threading.Lock()
 
     def find(self) -> bool:
         """Look whether they are there."""
@@ -240,15 +241,16 @@ class PackedWeights:
         self._folder.check_room(self.path, size, min(written, size))
 
     def take(self, module: nn.Module) -> None:
-        """Write a module's packed weights, whose memory is the file's from here on."""
-        if self._writer is None:
-            return
-        try:
-            for tensor in own_tensors(module):
-                if tensor.nbytes >= _LEAST_SHARED and not tensor.is_meta:
-                    self._number(tensor)
-        except OSError as error:
-            self._give_up(error)
+        """Write a module's packed weights, whose memory is the file's from here on. Any thread may call it."""
+        with self._lock:
+            if self._writer is None:
+                return
+            try:
+                for tensor in own_tensors(module):
+                    if tensor.nbytes >= _LEAST_SHARED and not tensor.is_meta:
+                        self._number(tensor)
+            except OSError as error:
+                self._give_up(error)
 
     def keep(self, model: nn.Module) -> None:
         """Write what has not been taken, and the description. Where that is not possible it is said once, and the model

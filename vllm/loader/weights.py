@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,11 @@ def load_weights(
     use_tqdm: bool = False,
     quantization: QuantizationConfig | None = None,
     tensors: Iterable[tuple[str, Tensor]] | None = None,
+    filled: Callable[[str], None] | None = None,
 ) -> None:
     """Copy this rank's part of every tensor of the folder's safetensors into the model, converting to the parameters'
     dtype; a StoredConfig says which are quantised weights, which stay so. `tensors`: plain ones in place of the
-    folder's.
+    folder's. `filled` is told each name of `checkpoint_slots` whose tensor is in its place.
 
     Raises:
         ValueError: a weight is missing, unexpected, of another shape or not stored as `quantization` says; or a rank's
@@ -73,6 +74,8 @@ def load_weights(
                         unexpected.append(name)
                     continue
                 _fill(slot, files, name, values)
+                if filled is not None:
+                    filled(key)
                 bar.update()
     kv_scales.give()
     if isinstance(head, Tensor) and embedding is not None:

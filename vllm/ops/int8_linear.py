@@ -18,6 +18,7 @@ from vllm.ops._dispatch import implementation
 from vllm.ops.add_lora import AddedAdapters
 from vllm.ops.packed_linear import PANEL, interleave_gate
 from vllm.ops.rms_norm import NO_NORM, AddedNorm
+from vllm.utils.host_memory import rows_at_once
 
 # Inputs that are rotated together, and such blocks that share a scale.
 BLOCK = 64
@@ -58,8 +59,15 @@ def pack_int8_linear(weight: Tensor, bias: Tensor | None, float_out: bool = Fals
     if gated and implementation(weight) == "cpp":
         packed = pack_int8_linear(interleave_gate(weight), None if bias is None else interleave_gate(bias))
         return replace(packed, shape=(weight.shape[0], weight.shape[1]), gated=True)
-    integers, scales = _quantise(weight)
-    return _arrange(integers, scales, bias, (weight.shape[0], weight.shape[1]))
+    shape = (weight.shape[0], weight.shape[1])
+    if implementation(weight) != "cpp":
+        return _arrange(*_quantise(weight), bias, shape)
+    panels = _new_panels(shape)
+    count = rows_at_once(shape[1], PANEL)
+    for start in range(0, shape[0], count):
+        integers, scales = _quantise(weight[start : start + count])
+        _put(integers, scales, panels[start // PANEL : (start + count) // PANEL], shape[1])
+    return Int8Linear(panels, None, bias, "packed", shape)
 
 
 def take_int8_rows(packed: Int8Linear, rows: Tensor) -> Int8Linear:
@@ -130,17 +138,26 @@ def _arrange(integers: Tensor, scales: Tensor, bias: Tensor | None, shape: tuple
     """int8 [N, B, 64] and bfloat16 [N, G] in the layout that the device multiplies."""
     if implementation(integers) != "cpp":
         return Int8Linear(integers, scales, bias, "plain", shape)
-    missing = -shape[0] % PANEL
+    panels = _new_panels(shape)
+    _put(integers, scales, panels, shape[1])
+    return Int8Linear(panels, None, bias, "packed", shape)
+
+
+def _new_panels(shape: tuple[int, int]) -> Tensor:
+    num_panels, num_blocks = -(-shape[0] // PANEL), -(-shape[1] // BLOCK)
+    size = PANEL * (BLOCK * num_blocks + 2 * -(-num_blocks // _GROUP_BLOCKS))
+    return torch.ops.vllm_cpu.new_weight(num_panels * size).view(num_panels, size)
+
+
+def _put(integers: Tensor, scales: Tensor, panels: Tensor, inner: int) -> None:
+    """Write int8 [N, B, 64] and bfloat16 [N, G] to panels, the last one's missing rows as zeros."""
+    missing = -len(integers) % PANEL
     integers = torch.nn.functional.pad(integers, (0, 0, 0, 0, 0, missing))
     scales = torch.nn.functional.pad(scales, (0, 0, 0, missing))
-    num_panels, num_blocks, num_groups = integers.shape[0] // PANEL, integers.shape[1], scales.shape[1]
-    size = PANEL * (BLOCK * num_blocks + 2 * num_groups)
-    panels = torch.ops.vllm_cpu.new_weight(num_panels * size).view(num_panels, size)
-    to_integers, to_scales = _parts(panels, shape[1])
-    shifted = (integers.view(torch.uint8) ^ _SIGN_BIT).view(num_panels, PANEL, num_blocks, BLOCK // 4, 4)
+    to_integers, to_scales = _parts(panels, inner)
+    shifted = (integers.view(torch.uint8) ^ _SIGN_BIT).view(len(panels), PANEL, -1, BLOCK // 4, 4)
     to_integers.copy_(shifted.permute(0, 2, 3, 1, 4))
-    to_scales.copy_(scales.view(num_panels, PANEL, num_groups).transpose(1, 2))
-    return Int8Linear(panels, None, bias, "packed", shape)
+    to_scales.copy_(scales.view(len(panels), PANEL, -1).transpose(1, 2))
 
 
 def _parts(panels: Tensor, inner: int) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from vllm.ops.add_lora import AddedAdapters
 from vllm.ops.float_linear import float_linear
 from vllm.ops.invariant_linear import has_invariant_linear, invariant_linear
 from vllm.ops.rms_norm import NO_NORM, AddedNorm
+from vllm.utils.host_memory import scratch
 
 Layout = Literal["plain", "packed_f32", "packed_bf16_dot", "packed_fp16"]
 
@@ -200,7 +201,8 @@ def interleave_gate(stacked: Tensor) -> Tensor:
     missing = -parts.shape[1] % (PANEL // 2)
     if missing:
         parts = torch.cat([parts, parts.new_zeros(2, missing, *parts.shape[2:])], dim=1)
-    return parts.unflatten(1, (-1, PANEL // 2)).transpose(0, 1).flatten(0, 2).contiguous()
+    turned = parts.unflatten(1, (-1, PANEL // 2)).transpose(0, 1)
+    return scratch.empty(stacked, *turned.shape).copy_(turned).flatten(0, 2)
 
 
 def separate_gate(interleaved: Tensor, half: int) -> Tensor:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from vllm.ops.quantized_tensor import QuantizedTensor
+from vllm.utils.host_memory import rows_at_once
 
 _INT4_GROUP = 32
 _INT4_CODES = 15
@@ -19,8 +22,13 @@ def round_to_int4(weight: Tensor) -> QuantizedTensor:
 
     Scale and least value are bfloat16; codes are rounded for these. ValueError: a value is not finite.
     """
+    size = min(_INT4_GROUP, weight.shape[1])
+    codes, scales, offsets = _by_rows(weight, lambda rows: _int4_rows(rows, size))
+    return QuantizedTensor(codes, 4, scales, size, offsets=offsets)
+
+
+def _int4_rows(weight: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
     rows, inner = weight.shape
-    size = min(_INT4_GROUP, inner)
     # The last group is filled up with one of its own values.
     missing = -inner % size
     plain = weight.float()
@@ -31,18 +39,28 @@ def round_to_int4(weight: Tensor) -> QuantizedTensor:
     scales = ((greatest - least) / _INT4_CODES).bfloat16()
     divisors = torch.where(scales > torch.finfo(torch.bfloat16).tiny, scales.float(), torch.inf)
     codes = ((groups - offsets.float()[:, :, None]) / divisors[:, :, None]).round_().clamp_(0, _INT4_CODES)
-    return QuantizedTensor(codes.flatten(1)[:, :inner].to(torch.uint8), 4, scales, size, offsets=offsets)
+    return codes.flatten(1)[:, :inner].to(torch.uint8), scales, offsets
 
 
 def round_to_fp8(weight: Tensor) -> QuantizedTensor:
     """[N, K] as float8 E4M3, times a power of two for each output, so that the greatest value is in its range: values
     keep 4 significant bits. ValueError: a value is not finite."""
+    codes, scales = _by_rows(weight, _fp8_rows)
+    return QuantizedTensor(codes, 8, scales, max(weight.shape[1], 1))
+
+
+def _fp8_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     plain = weight.float()
     greatest = plain.abs().amax(1, keepdim=True)
     _check_finite("fp8", greatest)
     exponents = (greatest / _FP8_GREATEST).frexp()[1].clamp(_LEAST_EXPONENT, _GREATEST_EXPONENT)
-    codes = plain.ldexp(-exponents).to(torch.float8_e4m3fn)
-    return QuantizedTensor(codes, 8, torch.ones_like(greatest).ldexp_(exponents), max(plain.shape[1], 1))
+    return plain.ldexp(-exponents).to(torch.float8_e4m3fn), torch.ones_like(greatest).ldexp_(exponents)
+
+
+def _by_rows(weight: Tensor, make: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
+    """The tensors that are made of a weight's rows, a few rows at a time."""
+    parts = zip(*map(make, weight.split(rows_at_once(weight.shape[1]))), strict=True)
+    return [torch.cat(part) for part in parts]
 
 
 def _check_finite(name: str, *values: Tensor) -> None:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import mmap
+import threading
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -33,6 +41,70 @@ def return_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))
+
+
+class _Scratch:
+    """Memory of tensors that live for a moment, which later ones get again: the system clears each page that a process
+    has not used before, which takes longer than to fill it."""
+
+    # Smaller ones come from the C library, which keeps their memory.
+    _LEAST = 1 << 20
+    _MOST_FREE = 8
+
+    def __init__(self) -> None:
+        # A tensor may be freed while another is made, by the same thread.
+        self._lock = threading.RLock()
+        self._free: list[mmap.mmap] = []
+        self._users = 0
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Within the block, memory is kept for the next ones."""
+        with self._lock:
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._free.clear()
+
+    def empty(self, like: Tensor, *shape: int) -> Tensor:
+        """[*shape], uninitialised, of the dtype and on the device of `like`."""
+        num_bytes = math.prod(shape) * like.element_size()
+        if not self._users or like.device.type != "cpu" or num_bytes < self._LEAST:
+            return like.new_empty(shape)
+        import numpy as np
+        import torch
+
+        memory = self._take(num_bytes)
+        values = np.frombuffer(memory, np.uint8, num_bytes)
+        weakref.finalize(values, self._give_back, memory).atexit = False
+        return torch.from_numpy(values).view(like.dtype).view(shape)
+
+    def _take(self, num_bytes: int) -> mmap.mmap:
+        with self._lock:
+            # What a tensor keeps for good must not be much larger than that.
+            fitting = [each for each in self._free if num_bytes <= len(each) <= num_bytes + num_bytes // 8]
+            if fitting:
+                self._free.remove(fitting[-1])
+                return fitting[-1]
+        return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    def _give_back(self, memory: mmap.mmap) -> None:
+        with self._lock:
+            if self._users:
+                self._free = [*self._free[1 - self._MOST_FREE :], memory]
+
+
+scratch = _Scratch()
+
+
+def rows_at_once(width: int, multiple: int = 1) -> int:
+    """Rows of a weight that are rounded together, a multiple of `multiple`: their float32 values stay in a core's
+    cache, and their memory with the C library."""
+    return max(1, (1 << 18) // (max(width, 1) * multiple)) * multiple
 
 
 class PassedPages:

@@ -74,20 +74,33 @@ def results(llm, kinds):
     return outputs
 
 
-@pytest.mark.parametrize("kinds", [KINDS, KINDS[:2] * 4, KINDS[:1] * 3], ids=["mixed", "readings", "tokens"])
-def test_graphs_and_steps_ahead_give_what_plain_steps_give(folder, kinds):
-    plain = results(make_llm(folder, enforce_eager=True, async_scheduling=False), kinds)
-    settings = (
+BATCHES = [KINDS, KINDS[:2] * 4, KINDS[:1] * 3]
+
+
+@pytest.fixture(scope="module")
+def plain(folder, cuda):
+    """Each batch's outputs by steps that are neither replayed nor ahead."""
+    llm = make_llm(folder, enforce_eager=True, async_scheduling=False)
+    return [results(llm, kinds) for kinds in BATCHES]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
         {},
         {"enforce_eager": True},
         {"async_scheduling": False},
         {"num_gpu_blocks_override": 20},
         {"num_gpu_blocks_override": 12, "swap_space": 1e-3},
-    )
-    for fields in settings:
-        llm = make_llm(folder, **fields)
-        for _ in range(2):
-            for ours, theirs in zip(results(llm, kinds), plain, strict=True):
+    ],
+    ids=["graphs", "eager", "in step", "few blocks", "swap"],
+)
+def test_graphs_and_steps_ahead_give_what_plain_steps_give(folder, plain, fields):
+    llm = make_llm(folder, **fields)
+    for kinds, expected in zip(BATCHES, plain, strict=True):
+        assert llm.reset_prefix_cache()
+        for _ in range(2):  # without cached prefixes, and with them
+            for ours, theirs in zip(results(llm, kinds), expected, strict=True):
                 assert ours.token_ids == theirs.token_ids and ours.finish_reason == theirs.finish_reason
                 if theirs.logprobs is not None:
                     assert ours.logprobs.token_ids.tolist() == theirs.logprobs.token_ids.tolist()

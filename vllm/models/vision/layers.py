@@ -72,7 +72,7 @@ class _Patches:
         rank = len(counts)
         cut = x.reshape(*x.shape[:2], *parts)
         order = [0, *range(2, 2 + 2 * rank, 2), 1, *range(3, 3 + 2 * rank, 2)]
-        rows = cut.permute(order).flatten(1 + rank).flatten(0, rank)
+        rows = cut.permute(order).flatten(1 + rank).flatten(0, rank).contiguous()
         return packed_linear(rows, self.packed).view(len(x), *counts, -1).movedim(-1, 1)
 
 

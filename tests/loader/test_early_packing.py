@@ -1,0 +1,77 @@
+"""Layers are packed while later ones are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from models_util import load_model, make_random_model
+
+from vllm.layers.linear import LinearBase
+from vllm.loader import early_packing, packed_weights
+from vllm.ops import int8_linear
+from vllm.quantization import on_load
+from vllm.utils.host_memory import scratch
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_few_layers_have_plain_weights_at_a_time(
+    quantization: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_random_model("llama", "small", tmp_path, num_hidden_layers=12)
+    monkeypatch.setattr(packed_weights, "_place", lambda *_: None)
+    counts: list[int] = []
+    filled = early_packing.EarlyPacking.filled
+
+    def count(self: early_packing.EarlyPacking, name: str) -> None:
+        weights = [layer.weight for layer in self._missing if isinstance(layer, LinearBase)]
+        counts.append(sum(weight is not None and not weight.is_meta for weight in weights))
+        filled(self, name)
+
+    monkeypatch.setattr(early_packing.EarlyPacking, "filled", count)
+    load_model(tmp_path, quantization=quantization)
+    # What is being filled, and what waits for at most four threads.
+    assert len(counts) > 4 * 12
+    assert max(counts) <= 4 + 3 * 4
+
+
+@pytest.mark.parametrize("shape", [(100, 200), (64, 64), (33, 7)])
+def test_rounding_by_rows_changes_no_bits(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+    def rounded() -> list[torch.Tensor]:
+        found = [
+            int8_linear.pack_int8_linear(weight, None),
+            on_load.round_to_int4(weight),
+            on_load.round_to_fp8(weight),
+        ]
+        return [value for each in found for value in vars(each).values() if isinstance(value, torch.Tensor)]
+
+    whole = rounded()
+    for module in (int8_linear, on_load):
+        monkeypatch.setattr(module, "rows_at_once", lambda width, multiple=1: multiple)
+    by_rows = rounded()
+    assert len(whole) == len(by_rows) > 5
+    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(whole, by_rows, strict=True))
+
+
+def test_freed_memory_is_used_again_within_the_block_alone() -> None:
+    like = torch.zeros(0, dtype=torch.bfloat16)
+    with scratch.kept():
+        first = scratch.empty(like, 1024, 1024)
+        assert first.dtype == torch.bfloat16
+        second = scratch.empty(like, 1024, 1024)
+        assert first.data_ptr() != second.data_ptr()
+        second.fill_(2)
+        address = first.data_ptr()
+        # A view holds the memory.
+        row = first.fill_(1)[0]
+        del first
+        assert scratch.empty(like, 1024, 1024).data_ptr() not in (address, second.data_ptr())
+        del row
+        assert scratch.empty(like, 1024, 1024).data_ptr() == address
+        # What a tensor keeps must not be much larger than it.
+        assert scratch.empty(like, 512, 1024).data_ptr() != address
+    assert not scratch._free
+    assert (second == 2).all()
