@@ -117,12 +117,9 @@ def count_work(work: Workload, shape: ModelShape) -> Work:
         len(prompt) * (len(prompt) + 1) // 2 - known * (known + 1) // 2
         for prompt, known in zip(work.prompts, cached, strict=True)
     )
-    if not work.reads_prompt:
-        # In the last layer only each prompt's last token has a query.
-        last = sum(map(len, work.prompts))
-        attention = (shape.num_hidden_layers - 1) * pairs + last
-    else:
-        attention = shape.num_hidden_layers * pairs
+    # The last layer has queries of the tokens alone that are read.
+    last = pairs if work.reads_prompt else sum(map(len, work.prompts))
+    attention = (shape.num_hidden_layers - 1) * pairs + last
     flops = 4 * attention * shape.num_attention_heads * shape.head_dim
     return Work(dict(counted), attended * shape.cache_bytes_per_token(), flops)
 

@@ -386,6 +386,35 @@ def mapped_kib(pid: int) -> tuple[int, int]:
     return sizes["Rss:"], sizes["Pss:"]
 
 
+def kib_in_huge_pages(path: Path) -> int:
+    """How much of a file is in this process's memory by huge pages, once all of it is there."""
+    mapping = Mapping(path)
+    mapping.populate()
+    found, is_asked = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        fields = line.split()
+        if "-" in fields[0]:
+            is_asked = fields[-1] == str(path)
+        elif is_asked and fields[0] == "FilePmdMapped:":
+            found += int(fields[1])
+    return found
+
+
+def test_files_lie_in_huge_pages_where_the_system_has_them(tmp_path: Path) -> None:
+    whole, block = 8, 1 << 21
+    (tmp_path / "probe").write_bytes(bytes(4 * block))
+    if not Path("/proc/self/smaps").exists() or not kib_in_huge_pages(tmp_path / "probe"):
+        pytest.skip("files have no huge pages here")
+    writer = packed_file.Writer(tmp_path / "part", 16 * block, lambda size: None)
+    generator = np.random.default_rng(0)
+    for _ in range(whole * 3):
+        writer.add(generator.integers(0, 256, block // 3, dtype=np.uint8))
+    writer.finish({}, None, tmp_path / "model.packed")
+    del writer
+    gc.collect()
+    assert kib_in_huge_pages(tmp_path / "model.packed") >= (whole - 1) * block // 1024
+
+
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not say")
 def test_processes_share_memory(model: Path, packed: Path) -> None:  # noqa: F811
     served, _ = load_model(model)

@@ -103,7 +103,11 @@ def test_readings_equal_transformers(name: str, tmp_path: Path) -> None:
     ]
     # The second call's prefixes come from the cache, the first one's are cut within pictures.
     # PaliGemma's prompts are computed in one step, and Gemma 4's pictures, which have 70 tokens.
-    llm = tiny.llm(max_num_batched_tokens=160 if name.startswith(("paligemma", "gemma4")) else 32)
+    # DeepSeek-OCR 2's have at least 257.
+    llm = tiny.llm(
+        max_num_batched_tokens=160 if name.startswith(("paligemma", "gemma4", "deepseek_ocr2")) else 32,
+        max_model_len=2000 if name == "deepseek_ocr2" else 400,
+    )
     for _ in range(2):
         for prompt, output in zip(prompts, generate(llm, prompts), strict=True):
             check(tiny, prompt, output)

@@ -109,6 +109,7 @@ _ARCHITECTURES = {
     "glm4v_moe_text": "Glm4MoeForCausalLM",
     "glm_ocr_text": "Glm4ForCausalLM",
     "paddleocr_vl_text": "LlamaForCausalLM",
+    "deepseek_ocr2_text": "DeepseekV2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
@@ -179,6 +180,8 @@ def _by_transformers(raw: dict[str, Any]) -> dict[str, Any]:
     if text.model_type == "paddleocr_vl_text":
         bias = own.pop("use_bias", False)
         own |= {"attention_bias": bias, "mlp_bias": bias}
+    if text.model_type == "deepseek_ocr2_text":
+        own["use_mla"] = False
     if text.model_type in ("glm4v_text", "glm_ocr_text"):
         # Glm4ForCausalLM's defaults are others.
         own.setdefault("attention_bias", text.model_type == "glm4v_text")

@@ -13,13 +13,18 @@ from vllm.models.decoder import DecoderForCausalLM
 from vllm.models.latent_options import read_latent_attention
 from vllm.models.mixtures.deepseek import deepseek_mixture, shared_size
 from vllm.models.prediction_layers import DEEPSEEK
-from vllm.models.spec import DecoderSpec, LatentAttentionSpec, MoeSpec
+from vllm.models.spec import AttentionSpec, DecoderSpec, LatentAttentionSpec, MoeSpec
 
 _NAMES = CheckpointNames(transforms=(split_experts(),), has_further_layers=True)
 
 
 def _latent_decoder(
-    reader: ConfigReader, attention: LatentAttentionSpec, mixture: MoeSpec, size: int, dense: int, eps: float
+    reader: ConfigReader,
+    attention: LatentAttentionSpec | AttentionSpec,
+    mixture: MoeSpec,
+    size: int,
+    dense: int,
+    eps: float,
 ) -> DecoderSpec:
     """Width of the MLPs, number of layers that have them, and the norms' epsilon are the family's defaults."""
     # Layers that predict further tokens are not run, and losses are of training.
@@ -40,7 +45,7 @@ def _expect(reader: ConfigReader, name: str, *values: str) -> str:
 
 
 class DeepseekV2ForCausalLM(DecoderForCausalLM):
-    """DeepSeek V2 and V2 Lite (arXiv:2405.04434): experts by softmax."""
+    """DeepSeek V2 and V2 Lite (arXiv:2405.04434): experts by softmax. DeepSeek-OCR has usual attention."""
 
     names = _NAMES
 
@@ -62,7 +67,10 @@ class DeepseekV2ForCausalLM(DecoderForCausalLM):
             router_is_float32=True,
             **groups,
         )
-        attention = read_latent_attention(reader, interleaved=True, value_dim=128)
+        if reader.boolean("use_mla", default=True):
+            attention: Any = read_latent_attention(reader, interleaved=True, value_dim=128)
+        else:
+            attention = reader.attention()
         return _latent_decoder(reader, attention, mixture, 11008, 0, 1e-6)
 
 

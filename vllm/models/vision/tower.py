@@ -41,7 +41,10 @@ class Tower(nn.Module):
         self._video_arguments = set(family.video_arguments)
         dtype = getattr(torch, model_config.dtype)
         register_attention()
-        whole = construct_plain(family.base, family.config, dtype, ATTENTION)
+        try:
+            whole = construct_plain(family.base, family.config, dtype, ATTENTION)
+        except KeyError:  # towers made of SAM's look a class up, among transformers' own names
+            whole = construct_plain(family.base, family.config, dtype, "sdpa")
         self._names = CheckpointNames(whole)
         # The decoder is ours, and nobody listens; their modules keep nothing but the place.
         for name, part in list(whole.named_children()):
