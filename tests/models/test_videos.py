@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
 import re
 import subprocess
@@ -11,12 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pictures import data_url, file_of
 from tiny_vision import draw, make_vision_model
 from video_readings import PROCESSORS
 
 from vllm import LLM
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.images import given_images
+from vllm.inputs.media import MediaAccess, PictureLoader, PictureSource, with_pictures
+from vllm.inputs.media.decoding import decoded
 from vllm.inputs.videos import Video, as_videos
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -41,7 +46,7 @@ def test_readings_equal_transformers(name: str, readings: dict[str, Any]) -> Non
     assert found.get("ids") == found.get("own")
     assert found["worst"] < 1e-4
     assert found["std"] > 0.3, "logits that are all alike would prove nothing"
-    assert found["chat"] == [True] * 4
+    assert found["chat"] == [True] * 6
 
 
 def test_the_document_names_what_is_tried() -> None:
@@ -89,6 +94,22 @@ def test_parts_that_are_no_videos_are_refused(llm: LLM, part: dict[str, Any], me
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     with pytest.raises(VLLMValidationError, match=message):
         llm.chat([{"role": "user", "content": [part]}], chat_template=template, use_tqdm=False)
+
+
+def test_a_loader_reads_frames_beside_pictures() -> None:
+    files = [file_of(frame, "JPEG") for frame in CLIP]
+    url = "data:video/jpeg;base64," + ",".join(base64.b64encode(file).decode() for file in files)
+    video = PictureSource("place", url=url, kind="video", uuid="mine")
+    picture = PictureSource("other", url=data_url(CLIP[0]))
+    loader = PictureLoader(MediaAccess.of(None, ""), most=1, most_videos=1)
+    prompt = with_pictures({"prompt": ""}, asyncio.run(loader.load([video, picture])))
+    (given,), (image,) = prompt["multi_modal_data"]["video"], prompt["multi_modal_data"]["image"]
+    assert prompt["multi_modal_uuids"] == {"video": ["mine"]}
+    assert (given.place, image.place) == ("place", "other")
+    assert [frame.tobytes() for frame in given.image.frames] == [decoded("", file).tobytes() for file in files]
+    assert given.image.metadata["fps"] == 2 and given.image.metadata["do_sample_frames"] is False
+    with pytest.raises(VLLMValidationError, match="there are 2 videos; limit_mm_per_prompt allows 1"):
+        asyncio.run(loader.load([video, video]))
 
 
 @pytest.mark.parametrize(

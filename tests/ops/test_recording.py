@@ -13,7 +13,7 @@ from vllm.ops._dispatch import cpu_ops, force
 from vllm.ops.embedding import embedding
 from vllm.ops.gate_and_mul import gate_and_mul
 from vllm.ops.packed_linear import pack_linear, packed_linear
-from vllm.ops.recording import RecordedMemory, Recording, can_record
+from vllm.ops.recording import RecordedMemory, Recording, call_host, can_record
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 
 pytestmark = pytest.mark.skipif(cpu_ops() is None, reason="the C++ operators are not built")
@@ -105,6 +105,29 @@ def test_memory_outlives_its_recordings_while_a_result_does():
     squatters = [torch.full((1, 24), torch.nan) for _ in range(200)]
     assert torch.equal(out, expected)
     assert len(squatters) == 200
+
+
+def test_calls_of_the_host_come_before_and_after():
+    layer, ids, brought, said = Layer(), torch.tensor([3, 1, 4]), [torch.tensor([5, 5, 6])], []
+    call_host(lambda: said.append("outside"))
+    with Recording() as recording:
+        call_host(lambda: ids.copy_(brought[0]))
+        out = layer(ids)
+        call_host(lambda: said.append(out.clone()))
+    brought[0] = torch.tensor([9, 8, 7])
+    recording.replay()
+    assert said[0] == "outside" and len(said) == 3
+    for result, given in zip(said[1:], ([5, 5, 6], [9, 8, 7]), strict=True):
+        assert torch.equal(result, layer(torch.tensor(given)))
+
+
+def test_no_kernel_may_follow_the_last_call_of_the_host():
+    layer, ids = Layer(), torch.tensor([3, 1, 4])
+    with Recording() as recording:
+        layer(ids)
+        call_host(lambda: None)
+        layer(ids)
+    assert any("after a call of the host" in each for each in recording.missed)
 
 
 def test_what_is_not_ours_is_noticed():

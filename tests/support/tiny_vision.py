@@ -374,6 +374,19 @@ FAMILIES: dict[str, VisionFamily] = {
         {"image_token_index": "id:<|img|>", "projector_patch_to_query_dict": {16: 4}},
         {"extra_special_tokens": {"image_token": "<|img|>"}},
     ),
+    "deepseek_vl_hybrid": VisionFamily(
+        "deepseek_vl_hybrid", {"model_type": "llama"}, _SIGLIP | {"vision_use_head": False}, ("<image_placeholder>",),
+        "<image_placeholder>",
+        ("DeepseekVLHybridImageProcessor",
+         {"size": {"height": EDGE, "width": EDGE}, "high_res_size": {"height": 64, "width": 64}, "min_size": 7}),
+        {"processor_class": "DeepseekVLHybridProcessor", "num_image_tokens": 16},
+        {"image_token_id": "id:<image_placeholder>",
+         "high_res_vision_config": {
+             "model_type": "sam_vision_model", "hidden_size": 12, "output_channels": 8, "num_hidden_layers": 2,
+             "num_attention_heads": 2, "image_size": 64, "patch_size": 4, "window_size": 4, "global_attn_indexes": [1],
+             "mlp_dim": 16}},
+        {"extra_special_tokens": {"image_token": "<image_placeholder>"}},
+    ),
     "deepseek_ocr2": VisionFamily(
         "deepseek_ocr2",
         {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
@@ -413,6 +426,25 @@ def _with_picture_outputs(model: Any) -> None:
     model.language_model.forward = forwarded
 
 
+def _with_masks_of_generate(model: Any) -> None:
+    """transformers' forward of the unified Gemma 4 makes other masks of pictures than its generate, which has those of
+    Gemma 4: they see each other in layers with a window."""
+    forward = model.forward
+
+    def forwarded(input_ids: torch.Tensor, **kwargs: Any) -> Any:
+        masks = model.create_masks_for_generate(
+            config=model.config,
+            inputs_embeds=torch.zeros(*input_ids.shape, model.config.get_text_config().hidden_size),
+            attention_mask=None,
+            cache=None,
+            position_ids=None,
+            mm_token_type_ids=kwargs.get("mm_token_type_ids"),
+        )
+        return forward(input_ids=input_ids, attention_mask=masks, **kwargs)
+
+    model.forward = forwarded
+
+
 WITH_TORCHVISION: dict[str, VisionFamily] = {
     "llama4": VisionFamily(
         "llama4", MIXTURES["llama4"][1] | {"model_type": "llama4_text"},
@@ -426,6 +458,15 @@ WITH_TORCHVISION: dict[str, VisionFamily] = {
         {"image_token_index": "id:<|patch|>", "boi_token_index": "id:<|image_start|>",
          "eoi_token_index": "id:<|image_end|>"},
         prepare=_with_picture_outputs,
+    ),
+    "gemma4_unified": VisionFamily(
+        "gemma4_unified",
+        {"model_type": "gemma4_unified_text"} | ARCHITECTURES["gemma4-values-are-keys"][1]
+        | {"use_bidirectional_attention": "vision"},
+        {"patch_size": 7, "pooling_kernel_size": 2, "mm_embed_dim": 24, "mm_posemb_size": 32, "output_proj_dims": 24},
+        **_GEMMA_4 | {
+            "image_processor": ("Gemma4UnifiedImageProcessor", _GEMMA_4["image_processor"][1]),
+            "processor": {"processor_class": "Gemma4UnifiedProcessor"}, "prepare": _with_masks_of_generate},
     ),
     "lfm2_vl": VisionFamily(
         "lfm2_vl", HYBRIDS["lfm2"][1] | {"model_type": "lfm2"},

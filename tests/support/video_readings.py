@@ -65,6 +65,8 @@ def prompts(name: str) -> list[tuple[str, list[Any], list[tuple[list[Any], dict[
     said = {"fps": 1.0, "frames_indices": list(range(0, 2 * count, 2)), "total_num_frames": 12, "duration": 12.0}
     other = (clip(count, 40, 40, 30), said)
     found: list[Any] = [(f"look {word} here", [], [one]), (f"{word} and {word}: which", [], [one, other])]
+    if not name.startswith("glm"):  # transformers' asks how many frames a second has
+        found.append((f"of many {word}", [], [(clip(12, 20), {})]))
     if name not in ("glm4v", "glm4v_moe", "glm46v", "smolvlm"):  # transformers' fail on both in a prompt
         found.append((f"{picture} beside {word} and {picture}", [draw(40, 30, 7), draw(24, 24, 8)], [other]))
     return found
@@ -107,8 +109,8 @@ def word_of(name: str) -> str:
 
 
 def chatted(llm: LLM, word: str) -> list[Any]:
-    """What becomes of a video's frames as parts of a conversation: by each, whether the reading is that of the same
-    frames without a conversation. The template writes videos, or reads texts alone."""
+    """Whether readings are those of the same frames in a prompt: where a video has a name, where it is known by it, and
+    for two forms of it in conversations, whose template writes videos, or reads texts alone."""
     files = []
     for frame in clip(4, 3):
         file = io.BytesIO()
@@ -125,7 +127,11 @@ def chatted(llm: LLM, word: str) -> list[Any]:
         {"type": "video", "video": (frames, said)},
     ]
     params = SamplingParams(temperature=0, max_tokens=2, logprobs=2)
-    found = []
+    prompt = {"prompt": f"{word}what:", "multi_modal_data": {"video": (frames, said)}}
+    named = {**prompt, "multi_modal_uuids": {"video": ["mine"]}}
+    known = {**named, "multi_modal_data": None}
+    first, *others = (llm.generate(each, params, use_tqdm=False)[0] for each in (prompt, named, known))
+    found = [each.outputs[0].logprobs == first.outputs[0].logprobs for each in others]
     for chat_template, own in ((template, word), (texts, llm.llm_engine.input_processor.video_text + "\n")):
         prompt = {"prompt": f"{own}what:", "multi_modal_data": {"video": (frames, said)}}
         (want,) = llm.generate(prompt, params, use_tqdm=False)
@@ -151,8 +157,9 @@ def positions(reference: Reference, ids: list[int], tokens: list[int], values: d
 
 @torch.no_grad()
 def processed(reference: Reference, text: str, pictures: list[Any], videos: list[Any]) -> tuple[list[int], Any]:
-    """As transformers' processor has them."""
+    """As transformers' processor has them. Frames of which nothing is said are chosen as it does by itself."""
     metadata = []
+    options = {"do_sample_frames": False} if any(said for _, said in videos) else {}
     for frames, said in videos:
         own = {key: value for key, value in said.items() if key != "do_sample_frames"}
         usual = {"total_num_frames": len(frames), "frames_indices": list(range(len(frames)))}
@@ -162,8 +169,8 @@ def processed(reference: Reference, text: str, pictures: list[Any], videos: list
         images=pictures or None,
         videos=[np.stack([np.asarray(frame) for frame in frames]) for frames, _ in videos],
         video_metadata=metadata,
-        do_sample_frames=False,
         return_tensors="pt",
+        **options,
     )
     values = {key: value for key, value in data.items() if key in reference._known}
     ids = values.pop("input_ids")[0].tolist()

@@ -40,9 +40,14 @@ class _Observer(TorchDispatchMode):
         self.missed: set[str] = set()
         self.before: list[Callable[[], object]] = []  # calls of the host before the first kernel's
         self.after: list[Callable[[], object]] = []  # and after the last one's
-        self._has_kernels = False
+        self._has_kernels = self._is_with_host = False
 
-    def add(self, call: Callable[[], object]) -> None:
+    def call_host(self, call: Callable[[], object]) -> None:
+        self._is_with_host = True
+        try:
+            call()
+        finally:
+            self._is_with_host = False
         (self.after if self._has_kernels else self.before).append(call)
 
     @classmethod
@@ -52,6 +57,8 @@ class _Observer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
+        if self._is_with_host:
+            return func(*args, **kwargs)
         if func in _ALLOCATIONS:
             return _allocate(*args, **kwargs)
         result = func(*args, **kwargs)
@@ -70,10 +77,11 @@ _observer: ContextVar[_Observer | None] = ContextVar("observer", default=None)
 def call_host(call: Callable[[], object]) -> None:
     """Make a call that is no kernel's, such as one that waits for another process. A recording that is being made
     repeats it in every replay, before its first kernel or after its last."""
-    call()
     observer = _observer.get()
-    if observer is not None:
-        observer.add(call)
+    if observer is None:
+        call()
+    else:
+        observer.call_host(call)
 
 
 def _shares_memory(result: Any, source: Any) -> bool:

@@ -17,6 +17,7 @@ _PAIRS = ("clip", "siglip", "siglip2")
 _NEEDED = {
     "cohere2_vision": ("torchvision",),
     "gemma3n": ("timm", "torchvision"),
+    "gemma4_unified": ("torchvision",),
     "lfm2_vl": ("torchvision",),
     "llama4": ("torchvision",),
 }

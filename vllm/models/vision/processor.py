@@ -99,15 +99,14 @@ class _KeptPictures:
             medium = self._given_rows(item)
         elif item is not None:
             medium = _as_video(item) if kind == "video" else _as_image(item)
-        if isinstance(medium, Video):
-            options = options | medium.options
         known_as = json.dumps(options, sort_keys=True, default=str)
         content = hashlib.blake2b(known_as.encode(), digest_size=16)
         if name is not None or medium is None:
             name = name or ""
             content.update(f"name of {kind} {cache_salt!r}".encode() + name.encode("utf-8", "surrogatepass"))
         elif isinstance(medium, Video):
-            content.update(f"{medium.frames.shape} {medium.metadata}".encode() + medium.frames.tobytes())
+            content.update(f"{medium.frames.shape} {medium.metadata} {medium.options}".encode())
+            content.update(medium.frames.tobytes())
         elif isinstance(medium, GivenRows):
             content.update(b"rows" + medium.digest)
         else:
@@ -122,7 +121,7 @@ class _KeptPictures:
             message = f"{UUIDS}: the {what} {shown(name)} is not known (any more): send it again with its name"
             raise VLLMValidationError(message, UUIDS, name)
         if isinstance(medium, Video):
-            made = self._processed_video(medium, digest, options, known_as)
+            made = self._processed_video(medium, digest, options)
         elif isinstance(medium, GivenRows):
             made = self._of_rows(medium, digest)
         else:
@@ -146,7 +145,7 @@ class _KeptPictures:
         """VLLMValidationError: videos are not read."""
         raise VLLMValidationError(f"{DATA}: 'video' is not read by this model: it takes pictures alone", DATA)
 
-    def _processed_video(self, video: Video, digest: str, options: dict[str, Any], known_as: str) -> Processed:
+    def _processed_video(self, video: Video, digest: str, options: dict[str, Any]) -> Processed:
         raise NotImplementedError
 
     def _keep(self, made: Processed) -> None:
@@ -281,9 +280,11 @@ class PictureProcessor(_KeptPictures):
             message = f"{ROWS}: {', '.join(fields)} is not enough for the model's processor, which says: {error!r}"
             raise VLLMValidationError(message, ROWS) from error
 
-    def _processed_video(self, video: Video, digest: str, options: dict[str, Any], known_as: str) -> Processed:
+    def _processed_video(self, video: Video, digest: str, options: dict[str, Any]) -> Processed:
         try:
-            merged = self._merged(options, f"video {known_as}")["videos_kwargs"]
+            own = options | video.options
+            known_as = f"video {json.dumps(own, sort_keys=True, default=str)}"
+            merged = self._merged(own, known_as)["videos_kwargs"]
             data, (text,) = self._processor._process_videos(
                 [video.frames], **merged, video_metadata=[dict(video.metadata)]
             )

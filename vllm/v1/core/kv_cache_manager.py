@@ -154,7 +154,11 @@ class KVCacheManager:
 
     def is_held(self, key: bytes) -> bool:
         """Whether a guest can bring content of this key."""
-        return any(holds(key) for holds in self._holds)
+        # A loop, as this is asked of each block of a prompt.
+        for holds in self._holds:  # noqa: SIM110
+            if holds(key):
+                return True
+        return False
 
     def admit(self, request: Request, prefix: CachedPrefix, num_new_tokens: int) -> bool:
         """Give a request its cached prefix and blocks for `num_new_tokens` more; False: too few are free."""

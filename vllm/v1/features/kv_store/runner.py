@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +23,30 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 _TURN_BYTES = 64 * 2**20
 """Memory through which blocks pass on their way into the cache."""
 
+_MOST_FREE = 2
+"""Pieces of memory that are kept for further steps."""
+
 _NOTHING = 8
 """The size of a block where no layer has keys and values: the store's entries have a size."""
+
+
+class _Memory:
+    """Memory for blocks on their way to the store, which is used again once they are written: to touch new pages takes
+    longer than to copy."""
+
+    def __init__(self) -> None:
+        self._free: deque[memoryview] = deque(maxlen=_MOST_FREE)
+
+    def take(self, count: int, size: int) -> Tensor:
+        """uint8 [count, size], of any content; the memory is free when neither this nor a part of it is used."""
+        memory = self._free.pop() if self._free else memoryview(b"")
+        num_bytes = max(count * size, 1)
+        if memory.nbytes < num_bytes:
+            memory = np.empty(num_bytes, dtype=np.uint8).data
+        # Parts of this array keep it, and not the memory alone.
+        whole = np.frombuffer(memory, dtype=np.uint8)
+        weakref.finalize(whole, self._free.append, memory).atexit = False
+        return torch.from_numpy(whole[: count * size].reshape(count, size))
 
 
 class StoredBlocks(RunnerGuest):
@@ -33,6 +57,7 @@ class StoredBlocks(RunnerGuest):
     def __init__(self, runner: Any) -> None:
         self._runner = runner
         self._copied: CopiedBlocks | None = None
+        self._memory = _Memory()
 
     def reset(self, sizes: CacheSizes) -> None:
         self._copied = None
@@ -62,7 +87,7 @@ class StoredBlocks(RunnerGuest):
         blocks = step.parts.of(StepBlocks)
         if blocks is None or not (blocks.out or blocks.hidden_out or blocks.states_out):
             return
-        rows = torch.zeros((len(blocks.out), block_bytes(self._runner)), dtype=torch.uint8)
+        rows = self._memory.take(len(blocks.out), block_bytes(self._runner))
         self._copy(rows, [each.block_id for each in blocks.out], is_out=True)
         # The guests that keep these come before this one: they have written this step's.
         shares = [rows, *(self._states.bytes_of(each.block_id)[None] for each in blocks.states_out)]
@@ -117,6 +142,8 @@ class StoredBlocks(RunnerGuest):
     def _copy(self, rows: Tensor, block_ids: list[int], is_out: bool) -> None:
         """Copy blocks to rows, uint8 [N, size], or from them."""
         copies = self._runner.block_copies
+        if not copies.caches:
+            rows.zero_()
         if not copies.caches or not block_ids:
             return
         ids, width = copies.ids(block_ids), copies.parts.width

@@ -233,9 +233,10 @@ class StoredPrefixes(SchedulerGuest):
                 del self._staged[key]
 
     def holds(self, key: bytes) -> bool:
-        if is_hidden(key) and not self._keeps_hidden:
-            return False
-        return key in self._staged or (self._looking is not None and _stored(key, self._looking) in self.store)
+        if key in self._staged:
+            return True
+        is_there = self._looking is not None and _stored(key, self._looking) in self.store
+        return is_there and (self._keeps_hidden or not is_hidden(key))
 
     def bring(self, key: bytes, block_id: int, step: SchedulerOutput) -> bool:
         staged = self._staged.get(key)
@@ -370,5 +371,7 @@ class StoredPrefixes(SchedulerGuest):
 
 def _stored(key: bytes, names: dict[bytes, bytes]) -> bytes:
     """The store's key of content that the engine knows by `key`."""
+    if not names:
+        return key
     content_hash = key[:HASH_BYTES]
     return names.get(content_hash, content_hash) + key[HASH_BYTES:]
