@@ -13,6 +13,7 @@ from tiny_llm import make_tiny_llm, make_tiny_model
 import vllm
 from vllm.auditing import readings as readings_module
 from vllm.cli.main import main
+from vllm.exceptions import VLLMValidationError
 
 LABELS = ["a", "b", "cd"]
 TEXTS = ["one", "two and three", "four", "five six seven", "eight " * 40, "nine"]
@@ -102,6 +103,13 @@ def test_readings_that_are_there_are_used_again(audited, model, rows, monkeypatc
     assert found.candidates[0].labels.rows == 5
 
 
+def test_gold_of_no_label_is_named(audited, model, rows):
+    folder, _ = audited
+    options = {"labels": LABELS, "template": "{text}:", "reference": f"{model}:float32", "max_model_len": 128}
+    with pytest.raises(VLLMValidationError, match="--gold kind: no row has one of the labels there"):
+        vllm.audit(rows, candidates=f"{model}:bfloat16", gold="kind", readings=folder / "readings", **options)
+
+
 def test_a_killed_run_goes_on_where_it_was(audited, model, rows, tmp_path):
     """Half of a row is cut off, and all rows are as they were."""
     folder, _ = audited
@@ -165,6 +173,8 @@ def test_what_cannot_be_read_is_said_before_a_model_loads(model, rows, tmp_path,
     _refused([str(rows), "--labels", "a", *base, "--budget", "speed<=1"], "--budget", capsys)
     _refused([str(rows), "--labels", "a", *base, "--chunk-tokens", "8"], "--chunk-tokens", capsys)
     _refused([str(rows), "--labels", "a", *base, "--model", "m"], "--model", capsys)
+    _refused([str(rows), "--labels", "a", *base, "--by", "kind", "size"], "--by: no row has a field 'size'", capsys)
+    _refused([str(rows), "--labels", "a", *base, "--gold", "truth"], "--gold: no row has a field 'truth'", capsys)
     _refused([str(rows), "--labels", "a", *base, "--candidate", "colour=red"], "red", capsys)
     _refused([str(rows), "--text-field", "text", *base, "--candidate", "http://127.0.0.1:1"], "server", capsys)
 
@@ -249,6 +259,8 @@ def test_questions_are_compared_by_their_answers(tmp_path, model):
         readings=tmp_path / "readings",
         hf_overrides={"max_position_embeddings": 2048},
     )
+    with pytest.raises(VLLMValidationError, match="--gold bad=known: write QUESTION=COLUMN"):
+        vllm.audit(["x"], questions=questions, reference=f"{model}:float32", candidates="bfloat16", gold="bad=known")
     first, again = found.candidates
     assert set(first.questions) == {"good", "red"} and first.labels.rows == 4
     assert first.questions["good"].gold.rows == 2 and first.questions["red"].gold is None

@@ -44,7 +44,7 @@ def test_a_file_and_an_adapter_against_a_folder(
     for weight in rounded.parameters():
         # Not the whole module, whose angles would be rounded, too.
         weight.data = weight.data.to(torch.bfloat16).float()
-    adapter = make_adapter(tmp_path / "adapter", rounded, targets=("q_proj", "v_proj"), lora_alpha=1)
+    adapter = make_adapter(tmp_path / "adapter", rounded, targets=("q_proj", "v_proj"), lora_alpha=3)
     found = vllm.audit(
         TEXTS,
         labels=LABELS,

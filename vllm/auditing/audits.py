@@ -31,7 +31,7 @@ from vllm.auditing.vocabularies import check_vocabularies
 from vllm.exceptions import CliError
 from vllm.scoring.decide.gold import gold_columns, option_index
 from vllm.scoring.decide.records import ANSWERS, QuestionSet
-from vllm.scoring.files import io_errors, read_text
+from vllm.scoring.files import TextFile, io_errors, read_text
 from vllm.scoring.labels.records import GOLD_FIELD
 
 _FOLDER_ROWS = "rows.jsonl"
@@ -72,6 +72,7 @@ def run(options: Options) -> Audit:
     given = Path(os.path.abspath(options.rows))
     folder = options.readings or Path(f"{given.name.removesuffix(given.suffix)}.audit")
     rows = _rows_file(options.rows, folder, options.text_field)
+    _check_fields(options, rows)
     reader = Reader(
         folder, argparse.Namespace(**_task_args(options, rows)), KINDS[options.kind], options.overwrite, options.quiet
     )
@@ -84,6 +85,22 @@ def run(options: Options) -> Audit:
         judged = decide(budget, found, known.num_rows - known.num_failed)
         result = dataclasses.replace(result, budget=judged)
     return result
+
+
+def _check_fields(options: Options, rows: Path) -> None:
+    """CliError: a field of --by or --gold that no row has."""
+    columns = list(options.gold or ())
+    if options.kind == "questions":
+        asked = QuestionSet.load(options.args["questions"], has_orders=False)
+        columns = list(gold_columns(columns, asked).values())
+    missing = {**dict.fromkeys(options.by, "--by"), **dict.fromkeys(columns, "--gold")}
+    if not missing:
+        return
+    items = iter(TextFile(rows, options.text_field, options.args.get("limit")))
+    while missing and (item := next(items, None)) is not None:
+        missing = {name: flag for name, flag in missing.items() if name not in item.fields}
+    for name, flag in missing.items():
+        raise CliError(f"{flag}: no row has a field {name!r}")
 
 
 def _check_backend(backend: str, models: list[ModelSpec]) -> None:
@@ -240,6 +257,8 @@ def _label_tables(
         known = columns.get(str(own.get(gold, "")).strip())
         builder.add(own["index"], own, other, own["num_prompt_tokens"], known, own)
     table, missing = builder.table(), MissingLabels(rows, lacking, flips) if rows else None
+    if options.gold and table is not None and (table.gold < 0).all():
+        raise CliError(f"--gold {gold}: no row has one of the labels there, which are {', '.join(map(repr, names))}")
     return {} if table is None else {"": table}, missing
 
 

@@ -136,7 +136,7 @@ def with_pictures(
     for kind in dict.fromkeys(kinds):
         chosen = [number for number, other in enumerate(kinds) if other == kind]
         made.setdefault("multi_modal_data", {})[kind] = [images[number] for number in chosen]
-        if any(each is not None for each in pictures.uuids):
+        if any(pictures.uuids[number] is not None for number in chosen):
             made.setdefault("multi_modal_uuids", {})[kind] = [pictures.uuids[number] for number in chosen]
     if options:
         made["mm_processor_kwargs"] = dict(options)
