@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from asgi import AppThread, make_engine, server_args
 from pictures import data_url, drawn, file_of, png_of_size
 from PIL import Image
@@ -19,7 +20,9 @@ from transformers.image_utils import load_image
 from vllm import LLM, SamplingParams
 from vllm.decisions.params import DecisionParams
 from vllm.exceptions import VLLMValidationError
+from vllm.inputs.images import GivenImages
 from vllm.inputs.media import loader as loader_module
+from vllm.v1.features.images.runner import PictureRows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -53,7 +56,11 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(folder, files):
     engine = make_engine(
-        folder, max_model_len=300, allowed_local_media_path=str(files), limit_mm_per_prompt={"image": 3}
+        folder,
+        max_model_len=300,
+        allowed_local_media_path=str(files),
+        limit_mm_per_prompt={"image": 3},
+        enable_mm_embeds=True,
     )
     with AppThread(engine, trust_request_mm_kwargs=True) as app:
         app.state.chat_template = TEMPLATE
@@ -318,6 +325,23 @@ def test_a_server_that_holds_too_many_pixels_asks_to_come_again(server, monkeypa
     assert "messages[0].content[1].image_url.url" in response.json()["error"]["message"]
     monkeypatch.undo()
     chat(server, user("see", part()))
+
+
+def test_rows_in_place_of_a_picture(server, llm):
+    (made,) = llm.llm_engine.input_processor.pictures.process(GivenImages((FIRST,), (None,), {}))
+    rows = llm.llm_engine.engine_core.executor.worker.model_runner.guest(PictureRows).tower.encode(made.values)
+    given = {"image_embeds": saved(rows), "image_grid_thw": saved(made.values["image_grid_thw"])}
+    answer = chat(server, user("see", {"type": "image_embeds", "image_embeds": given}))
+    check(readings(answer), wanted(llm, "<s>user:see{}</s><s>assistant:", FIRST))
+    fewer = {**given, "image_embeds": saved(rows[1:])}
+    error = refused(server, messages=[user("see", {"type": "image_embeds", "image_embeds": fewer})])
+    assert error["param"] == "messages[0].content[1].image_embeds" and f"{len(rows) - 1} rows" in error["message"]
+
+
+def saved(tensor: torch.Tensor) -> str:
+    buffer = io.BytesIO()
+    torch.save(tensor.clone(), buffer)
+    return base64.b64encode(buffer.getvalue()).decode()
 
 
 @pytest.mark.parametrize(

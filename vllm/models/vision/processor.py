@@ -85,7 +85,8 @@ class _KeptPictures:
             except VLLMValidationError as error:
                 if place is None or (given.options and error.parameter == OPTIONS):
                     raise
-                message = str(error.args[0]).partition(": ")[2] or str(error.args[0])
+                field, _, message = str(error.args[0]).partition(": ")
+                message = message if message and " " not in field else str(error.args[0])
                 raise VLLMValidationError(f"{place}: {message}", place, error.value) from error
         return found
 
