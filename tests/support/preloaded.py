@@ -40,7 +40,10 @@ _MODULES = (
     *("vllm.auditing.reader", "vllm.auditing.second_reader"),
 )
 _OPTIONS = ("-m", "-c")
-_FOLDERS = tuple(str(Path(__file__).parents[2] / each) for each in ("examples", "benchmarks"))
+_ROOT = Path(__file__).parents[2]
+_FOLDERS = tuple(str(_ROOT / each) for each in ("examples", "benchmarks"))
+# An interpreter's own, behind this program's folder and PYTHONPATH.
+_PATH = sys.path[2:]
 # Imports of those: libraries, and modules of this package, which read the logger's variables alone at once.
 _IMPORTED = (
     *("vllm", "torch", "httptools", "uvloop", "uvicorn.protocols.http.httptools_impl", "safetensors.torch"),
@@ -76,7 +79,7 @@ def install() -> None:
         if not sources:
             ours, theirs = _pair()
             command = [sys.executable, __file__, str(theirs.fileno())]
-            environment = {**os.environ, "VLLM_CONFIGURE_LOGGING": "0"}
+            environment = {**os.environ, "VLLM_CONFIGURE_LOGGING": "0", "PYTHONPATH": str(_ROOT)}
             process = fresh(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment)
             theirs.close()
             ours.settimeout(_SECONDS)
@@ -213,15 +216,13 @@ def _become(message: bytes, descriptors: list[int], connection: socket.socket) -
         fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _HIGH) for each in (connection.detach(), *descriptors)
     )
     os.closerange(3, _HIGH)
-    folder = os.path.dirname(__file__)
-    own = {folder, sys.path[0], *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
-    sys.path.insert(0, folder)
+    sys.path.insert(0, os.path.dirname(__file__))
     request: _Request = pickle.loads(message)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     path = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    sys.path[:] = [request["folder"], *path, *(part for part in sys.path if part not in own)]
+    sys.path[:] = [request["folder"], *path, *_PATH]
     kind, *others = request["arguments"]
     sys.argv[1:] = others[kind in _OPTIONS :]
     for target, each in zip(request["targets"], descriptors, strict=True):
