@@ -78,7 +78,8 @@ class _KeptPictures:
         Raises:
             VLLMValidationError: a picture or an option cannot be used; it has the picture's place, where that is known.
         """
-        options, found = self._defaults | dict(given.options), []
+        options = self._defaults | dict(given.options)
+        found: list[Processed] = []
         places = given.places or (None,) * len(given.items)
         num_rows = 0
         for item, kind, name, place in zip(given.items, given.kinds, given.names, places, strict=True):
