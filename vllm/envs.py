@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 _MIN_LINK_SECONDS = 5.0  # ranks send once a second, and a lost packet is sent again after up to two
 
@@ -219,6 +220,19 @@ def attention_backend() -> str | None:
 def rounding() -> str:
     """VLLM_ROUNDING: what the engine's `rounding` of "auto" is; "vllm" when unset."""
     return os.environ.get("VLLM_ROUNDING") or "vllm"
+
+
+def arithmetic() -> dict[str, Any]:
+    """By name, the variables that are set so that a model computes other values than it usually does."""
+    values = {
+        "VLLM_CPU_GEMM": cpu_gemm(),
+        "VLLM_CPU_INT8_ACTIVATIONS": cpu_int8_activations(),
+        "VLLM_QUANTIZED_ACTIVATIONS": quantized_activations(),
+        "VLLM_GGUF_DEQUANTIZE": gguf_dequantize(),
+        "VLLM_BATCH_INVARIANT": batch_invariant(),
+        "VLLM_ROUNDING": None if rounding() == "vllm" else rounding(),
+    }
+    return {name: value for name, value in values.items() if value}
 
 
 def _flag(name: str, default: bool) -> bool:

@@ -16,7 +16,9 @@ from vllm.auditing.models import ModelSpec
 from vllm.auditing.pooled_rows import embedding_statistics, ranking_statistics
 from vllm.auditing.text_rows import text_statistics, text_table
 from vllm.cli.main import main
+from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError, VLLMValidationError
+from vllm.scoring.batches import deciding
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +82,18 @@ def test_files_that_change_are_read_anew(model, tmp_path):
     before = ModelSpec.parse(str(file), None).stamp()
     file.write_bytes(b"12")
     assert ModelSpec.parse(str(file), None).stamp() != before
+
+
+def test_variables_that_choose_how_a_model_computes_are_part_of_readings(monkeypatch):
+    args = EngineArgs()
+    usual = deciding(args)
+    monkeypatch.setenv("VLLM_CPU_INT8_ACTIVATIONS", "1")
+    monkeypatch.setenv("VLLM_ROUNDING", "transformers")
+    changed = {"VLLM_CPU_INT8_ACTIVATIONS": True, "VLLM_ROUNDING": "transformers"}
+    assert deciding(args) == usual | changed
+    for name, value in (("VLLM_CPU_INT8_ACTIVATIONS", "0"), ("VLLM_ROUNDING", "vllm")):
+        monkeypatch.setenv(name, value)
+    assert deciding(args) == usual
 
 
 def test_an_adapter_is_a_candidate(model, tmp_path, monkeypatch):

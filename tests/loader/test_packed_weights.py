@@ -11,7 +11,9 @@ import textwrap
 import threading
 import time
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,10 @@ import torch
 from models_util import load_model, make_random_model
 from packed_starts import files, is_mapped, needs_kernels, packed, state  # noqa: F401 - a fixture
 from preloaded import FORKED
+from safetensors.torch import save_file
 
 from vllm import LLM, SamplingParams
+from vllm.distributed.parallel_state import tensor_parallel
 from vllm.layers.weight_update import held_tensors
 from vllm.loader import packed_weights as module
 from vllm.utils.packed import file as packed_file
@@ -348,6 +352,19 @@ def test_whole_tensors_of_the_checkpoint_are_not_copied(
     assert state(load_model(model)[0]) == expected
 
 
+def test_a_thread_that_packs_finds_a_ranks_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LEAST_REFERRED", 1000)
+    path, weight = tmp_path / "model.safetensors", torch.arange(1000.0)
+    save_file({"weight": weight}, path)
+    unused: Any = None
+    group: Any = SimpleNamespace(world_size=2, rank=1)
+    with tensor_parallel(group):
+        own = module.PackedWeights(unused, unused, tmp_path / "packed", [path])
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(own._in_checkpoint, weight[500:].view(torch.uint8).numpy()).result()
+    assert found == (path.resolve(), path.stat().st_size - 2000)
+
+
 def test_models_larger_than_memory_are_told(
     model: Path,
     packed: Path,  # noqa: F811
@@ -430,7 +447,8 @@ def test_processes_share_memory(model: Path, packed: Path) -> None:  # noqa: F81
         sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
         from pathlib import Path
         from models_util import load_model
-        from vllm.layers.weight_update import held_tensors
+        from vllm.distributed.parallel_state import tensor_parallel
+from vllm.layers.weight_update import held_tensors
         model, _ = load_model(Path({str(model)!r}))
         assert sum(float(each.float().sum()) for each in held_tensors(model) if each.numel() > 1) < 1e30
         print("ready", flush=True)

@@ -504,9 +504,28 @@ def test_pooled_vectors_equal_transformers(qwen: Tiny) -> None:
         np.testing.assert_allclose(output.outputs.embedding, want, atol=TOLERANCE)
 
 
+def test_pictures_beyond_the_longest_prompt_are_not_processed(qwen: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = qwen.llm(max_model_len=64)
+    pictures = llm.llm_engine.input_processor.pictures
+    process, made = pictures._processed, []
+    monkeypatch.setattr(pictures, "_processed", lambda *given: made.append(process(*given)) or made[-1])
+    with pytest.raises(VLLMValidationError, match=r"of 50 have \d+ tokens: .* maximum context length is 64 tokens"):
+        generate(llm, [qwen.prompt("{}" * 50, *(draw(40, 30, seed) for seed in range(50)))])
+    counts = [len(each.rows) for each in made]
+    assert sum(counts[:-1]) <= 64 < sum(counts)
+
+
+def test_prompts_with_pictures_are_not_embedded_in_parts(qwen: Tiny) -> None:
+    parts = {"enable_chunked_processing": True, "pooling_type": "auto"}
+    llm = qwen.llm(runner="pooling", convert="embed", max_model_len=64, pooler_config=parts)
+    with pytest.raises(VLLMValidationError, match="which is more than max_model_len=64"):
+        llm.embed(qwen.prompt("{} and " + "many words " * 10, PICTURES[0]), use_tqdm=False)
+    assert llm.embed("many words " * 10, use_tqdm=False)[0].outputs.embedding
+
+
 @torch.no_grad()
 def rows_of(tiny: Tiny, picture: Any) -> dict[str, torch.Tensor]:
-    """What the reference's tower makes of a picture, as upstream's callers pass it."""
+    """The rows that the reference's tower makes of a picture, as upstream's callers pass them."""
     _, values = tiny.reference.processed(FAMILIES[tiny.name].placeholder, [picture])
     known = {name: values[name] for name in ("pixel_values", "image_grid_thw") if name in values}
     found = tiny.reference.model.base_model.get_image_features(**known, return_dict=True)
@@ -575,6 +594,10 @@ GRID = torch.tensor([[1, 4, 4]])
         ({"image_embeds": saved(torch.zeros(1 << 20)), "image_grid_thw": GRID}, "letters of base64"),
         ({"image_embeds": torch.zeros(5, 96), "image_grid_thw": GRID.repeat(2, 1)}, "image_grid_thw must be integers"),
         ({"image_grid_thw": GRID}, "image_embeds is required"),
+        ({"image_embeds": torch.zeros(3, 96), "image_grid_thw": torch.tensor([[1, 3, 4]])}, "is no size of a picture"),
+        ({"image_embeds": torch.zeros(1, 96), "image_grid_thw": torch.tensor([[1, 4]])}, "is no size of a picture"),
+        ({"image_embeds": saved(torch.zeros(1).expand(4, 96)), "image_grid_thw": GRID}, "save tensor.contiguous"),
+        ({"image_embeds": torch.zeros(4, 96, device="meta"), "image_grid_thw": GRID}, "dense tensor .* on meta"),
     ],
 )  # fmt: skip
 def test_rows_that_are_refused(qwen: Tiny, taking_rows: LLM, given: Any, message: str) -> None:

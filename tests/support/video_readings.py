@@ -73,7 +73,7 @@ def prompts(name: str) -> list[tuple[str, list[Any], list[tuple[list[Any], dict[
 
 
 def measured(name: str, folder: Path) -> dict[str, Any]:
-    """What the engine and transformers read of a family's tiny model, compared."""
+    """The differences between the engine's readings of a family's tiny model and transformers'."""
     family = FAMILIES[name]
     model, tokenizer = make_vision_model(name, folder)
     kind, options = PROCESSORS[name]
@@ -103,7 +103,7 @@ def measured(name: str, folder: Path) -> dict[str, Any]:
 
 
 def word_of(name: str) -> str:
-    """What stands for a video in a prompt of the family."""
+    """The word that stands for a video in a prompt of the family."""
     picture = FAMILIES[name].placeholder
     return picture.replace("image", "video") if "image" in picture else "<video>"
 

@@ -138,6 +138,9 @@ def load_tensor(name: str, text: Any, most: int, dtypes: Sequence[str] = FLOATS)
         raise VLLMValidationError(f"{name} is no tensor that torch.save has written", name) from None
     if not isinstance(tensor, torch.Tensor):
         raise VLLMValidationError(f"{name} must be a tensor, got {type(tensor).__name__}", name)
+    if tensor.nbytes > tensor.untyped_storage().nbytes():
+        message = f"{name} has values of {tensor.nbytes} bytes in a file with fewer: save tensor.contiguous()"
+        raise VLLMValidationError(message, name)
     return tensor
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,9 +51,11 @@ class GivenRows:
         rows = given[ROWS]
         if isinstance(rows, str):
             rows = load_tensor(ROWS, rows, longest * width)
-        if not isinstance(rows, torch.Tensor) or not rows.is_floating_point() or rows.layout is not torch.strided:
-            found = str(rows.dtype) if isinstance(rows, torch.Tensor) else type(rows).__name__
-            raise VLLMValidationError(f"{ROWS} must be a tensor [N, {width}] of floats, got {found}", ROWS)
+        if not isinstance(rows, torch.Tensor):
+            raise VLLMValidationError(f"{ROWS} must be a tensor [N, {width}], got {type(rows).__name__}", ROWS)
+        if not rows.is_floating_point() or rows.layout is not torch.strided or rows.is_nested or rows.is_meta:
+            found = f"{rows.dtype} on {rows.device}, {rows.layout}"
+            raise VLLMValidationError(f"{ROWS} must be a dense tensor [N, {width}] of floats, got {found}", ROWS)
         shape = list(rows.shape)
         if rows.dim() == 3 and len(rows) == 1:
             rows = rows[0]
@@ -104,18 +107,20 @@ def rows_of_pictures(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     grids: Any = given.get(GRID)
     if isinstance(rows, (list, tuple)) or getattr(rows, "ndim", 0) == 3:
         pieces = list(rows)
-    elif getattr(grids, "ndim", 0) == 2 and len(grids) > 1 and hasattr(rows, "shape"):
+    elif getattr(grids, "ndim", 0) == 2 and len(grids) > 1 and hasattr(rows, "ndim"):
         areas = [int(np.prod(np.asarray(grid))) for grid in grids]
         lengths = [len(rows) * area // max(sum(areas), 1) for area in areas]
-        if sum(lengths) != len(rows):
+        if sum(lengths) != len(rows) or min(lengths) < 0:
             message = f"{ROWS} has {len(rows)} rows, which are not those of {len(grids)} pictures of these {GRID}"
             raise VLLMValidationError(message, ROWS, len(rows))
-        pieces = list(rows.split(lengths))
+        ends = list(accumulate(lengths))
+        pieces = [rows[end - length : end] for end, length in zip(ends, lengths, strict=True)]
     else:
         return (given,)
     others = {name: value for name, value in given.items() if name != ROWS}
     for name, value in others.items():
-        if not hasattr(value, "__len__") or len(value) != len(pieces):
+        is_list = isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0
+        if not is_list or len(value) != len(pieces):
             message = f"{ROWS}: {name} must have a value for each of the {len(pieces)} pictures, got {shown(value)}"
             raise VLLMValidationError(message, ROWS)
     return tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,7 +64,11 @@ class Video:
         sampled = metadata.get(_SAMPLED)
         indices = found.get("frames_indices")
         if indices is not None:
-            indices = [int(index) for index in indices]
+            try:
+                indices = [operator.index(index) for index in indices]
+            except TypeError:
+                message = f"{name}: frames_indices must be the numbers of the frames, got {shown(indices)}"
+                raise VLLMValidationError(message, name) from None
             if len(indices) != count:
                 message = f"{name}: frames_indices has {len(indices)} numbers for {count} frames"
                 raise VLLMValidationError(message, name, len(indices))

@@ -138,11 +138,13 @@ def _filled(
         if kept is not None:
             kept.built(model)
         early: EarlyPacking | None = None
-        if quantization is None and device.type == "cpu" and reads_folder(model_config.load_format):
+        # A model's own code for loading writes into its parameters, which must be in memory.
+        is_by_slots = reads_folder(model_config.load_format) and not hasattr(model, "load_checkpoint")
+        if quantization is None and device.type == "cpu" and is_by_slots:
             early = EarlyPacking(model, partial(_pack_one, method, None if kept is None else kept.take))
         with torch.inference_mode(), one_thread() if is_light else contextlib.nullcontext():
             helpers = helped() if (mixtures or early) and not is_light else contextlib.nullcontext()
-            with helpers, scratch.kept():
+            with scratch.kept(), helpers:
                 if model_config.load_format == "dummy":
                     fill_with_noise(model, model_config.seed)
                 elif fill := LOADERS.get(model_config.load_format):

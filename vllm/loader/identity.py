@@ -25,11 +25,5 @@ def model_identity(config: ModelConfig, files: Iterable[Path]) -> dict[str, Any]
         "config": config.hf_config.raw,
         "options": [config.dtype, config.quantization, config.rounding, config.model_impl, config.runner_type],
         "pooling": repr(pooling),
-        "environment": [
-            envs.cpu_gemm(),
-            envs.cpu_int8_activations(),
-            envs.quantized_activations(),
-            envs.gguf_dequantize(),
-            envs.batch_invariant(),
-        ],
+        "environment": envs.arithmetic(),
     }

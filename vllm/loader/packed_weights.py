@@ -184,6 +184,8 @@ class PackedWeights:
         self._sources: dict[str, Mapping] = {}
         self._checkpoint: dict[int, list[tuple[Path, int]]] | None = None
         self._started = 0.0
+        # Threads that pack have no group of their own.
+        self._num_ranks = get_tp_group().world_size
         self._lock = threading.Lock()
 
     def find(self) -> bool:
@@ -357,7 +359,7 @@ class PackedWeights:
         if self._checkpoint is None:
             self._checkpoint = {}
             for file, start, size in tensor_places(self._files):
-                for parts in {1, get_tp_group().world_size}:
+                for parts in {1, self._num_ranks}:
                     if not size % parts:
                         places = [(file.resolve(), start + part * (size // parts)) for part in range(parts)]
                         self._checkpoint.setdefault(size // parts, []).extend(places)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from vllm import envs
 from vllm.scoring.files import Item, TextFile
 
 BATCH_ROWS = 256
@@ -18,9 +19,9 @@ _DECIDING = (
 
 
 def deciding(args: object, more: Iterable[str] = ()) -> dict[str, Any]:
-    """The engine arguments that decide what is read, `more` included. Others, such as the size of a step, change only
-    speed and last bits, and a run that was killed for memory may need them changed."""
-    return {name: getattr(args, name) for name in (*_DECIDING, *more)}
+    """The engine arguments, `more` included, and environment variables that decide what is read. Others, such as the
+    size of a step, change only speed and last bits, and a run that was killed for memory may need them changed."""
+    return {name: getattr(args, name) for name in (*_DECIDING, *more)} | envs.arithmetic()
 
 
 def batches(texts: TextFile, num_rows: int | None = None) -> Iterator[list[Item]]:

@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {"clip.vision.n_wa_pattern": 2, "clip.vision.window_size": 16, "clip.use_silu": True},
     ),
 }  # fmt: skip
-# What files do not say of tiny pictures.
+# Files do not say this of tiny pictures.
 OPTIONS = {"size": FAMILIES["qwen2_vl"].image_processor[1]["size"]}
 
 
@@ -106,7 +106,7 @@ def write_tower(path: Path, projector: str, config: Any, state: dict[str, Any], 
         "clip.vision.image_size": getattr(vision, "image_size", 560),
         "clip.vision.patch_size": vision.patch_size,
         "clip.vision.embedding_length": getattr(vision, "embed_dim", vision.hidden_size),
-        # Of Qwen2-VL it is not the width that it should be.
+        # Files of Qwen2-VL do not have the width here that they should have.
         "clip.vision.feed_forward_length": getattr(vision, "intermediate_size", vision.hidden_size),
         "clip.vision.block_count": getattr(vision, "depth", None) or vision.num_hidden_layers,
         "clip.vision.attention.head_count": getattr(vision, "num_heads", None) or vision.num_attention_heads,

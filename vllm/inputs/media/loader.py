@@ -150,8 +150,12 @@ def _uuids(sources: Sequence[PictureSource]) -> tuple[str | None, ...]:
 def _video(source: PictureSource, held: _Held) -> Any:
     """The video of a source; None: it is known by its uuid."""
     if source.image is not None:
-        (given,) = as_videos(source.image)
-        return given
+        given = as_videos(source.image)
+        if len(given) != 1:
+            raise VLLMValidationError(
+                f"{source.name} must be one video, got {len(given)}: each is its own part", source.name
+            )
+        return given[0]
     if source.url is None:
         return None
     files = source.inline_frames()

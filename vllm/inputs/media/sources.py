@@ -11,6 +11,9 @@ from urllib.parse import unquote
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.utils.checks import wrong_type
 
+MAX_FRAMES = 768
+"""The most frames of a request's video, as processors may enlarge each: those that Qwen-VL's choose at most."""
+
 _SPACES = str.maketrans("", "", " \t\n\r\f\v")
 
 
@@ -54,7 +57,11 @@ class PictureSource:
                 "decoded here; make frames of them (with PyAV or OpenCV, say)"
             )
             raise VLLMValidationError(message, self.name)
-        return [base64_bytes(self.name, frame) for frame in (unquote(text) if "%" in text else text).split(",")]
+        frames = (unquote(text) if "%" in text else text).split(",")
+        if len(frames) > MAX_FRAMES:
+            message = f"{self.name} has {len(frames)} frames; a video has at most {MAX_FRAMES}: send some of them"
+            raise VLLMValidationError(message, self.name, len(frames))
+        return [base64_bytes(self.name, frame) for frame in frames]
 
     def inline_bytes(self) -> bytes:
         """The file that the request itself has.

@@ -65,6 +65,7 @@ class _KeptPictures:
 
     def __init__(self, model_config: ModelConfig) -> None:
         self._defaults = dict(model_config.mm_processor_kwargs or {})
+        self._longest = model_config.max_model_len
         self._kept: OrderedDict[str, Processed] = OrderedDict()
         self._num_kept_bytes = 0
         self._lock = threading.Lock()
@@ -77,9 +78,17 @@ class _KeptPictures:
         Raises:
             VLLMValidationError: a picture or an option cannot be used; it has the picture's place, where that is known.
         """
-        options, found = self._defaults | dict(given.options), []
+        options = self._defaults | dict(given.options)
+        found: list[Processed] = []
         places = given.places or (None,) * len(given.items)
+        num_rows = 0
         for item, kind, name, place in zip(given.items, given.kinds, given.names, places, strict=True):
+            if num_rows > self._longest:  # the rest would take memory, however small the files are
+                message = (
+                    f"{DATA}: {len(found)} of {len(given.items)} have {num_rows} tokens: "
+                    f"the model's maximum context length is {self._longest} tokens"
+                )
+                raise VLLMValidationError(message, DATA, num_rows)
             try:
                 found.append(self._one(item, kind, name, options, cache_salt))
             except VLLMValidationError as error:
@@ -88,6 +97,7 @@ class _KeptPictures:
                 field, _, message = str(error.args[0]).partition(": ")
                 message = message if message and " " not in field else str(error.args[0])
                 raise VLLMValidationError(f"{place}: {message}", place, error.value) from error
+            num_rows += len(found[-1].rows)
         return found
 
     def _one(
@@ -177,9 +187,9 @@ class PictureProcessor(_KeptPictures):
         self._folder = folder
         self._latest_options: tuple[str, dict[str, Any]] = ("", {})
         self._row_width = self.family.parts_of_a_row * model_config.input_embedding_size
-        self._longest, self._dtype = model_config.max_model_len, model_config.dtype
+        self._dtype = model_config.dtype
         self._placeholder: str = self._processor.image_token
-        # What stands for an item in a prompt, by kind.
+        # The words that stand for items in a prompt, by kind.
         self._words: dict[str, str] = {"image": self._placeholder}
         if self.family.reads_videos:
             self._words["video"] = self._processor.video_token
@@ -191,7 +201,8 @@ class PictureProcessor(_KeptPictures):
         self._names, self._text = self._tried(folder)
 
     def _tried(self, folder: Path) -> tuple[frozenset[str], str]:
-        """What the processor says of a picture, and puts in its place. ValueError: it makes nothing of one."""
+        """The names of all that the processor says of a picture, and what it puts in its place. ValueError: it makes
+        nothing of one."""
         from PIL import Image
 
         known_as = json.dumps(self._defaults, sort_keys=True, default=str)
@@ -259,10 +270,16 @@ class PictureProcessor(_KeptPictures):
             )
             raise VLLMValidationError(message, ROWS, count)
         positions = {name: value for name, value in given.fields.items() if name in self._of_positions}
-        return Processed(digest, text, ids, places, {ROWS: given.rows, **positions})
+        made = Processed(digest, text, ids, places, {ROWS: given.rows, **positions})
+        try:
+            self.locate(ids, [made])
+        except Exception as error:  # transformers' code takes sizes as they are
+            message = f"{ROWS}: {', '.join(positions)} is no size of a picture with {count} rows: {error!r}"
+            raise VLLMValidationError(message, ROWS) from error
+        return made
 
     def _text_of_rows(self, given: GivenRows) -> str:
-        """What stands in a prompt for the picture that rows are of. Without a word on its size it is as any other."""
+        """The text that stands in a prompt for the picture of these rows. Without its size it is as any other."""
         fields = given.fields
         lacking, unknown = self._of_positions & self._names - fields.keys(), fields.keys() - self._names
         if lacking or unknown:
@@ -322,7 +339,8 @@ class PictureProcessor(_KeptPictures):
         try:
             self._processor.video_processor = AutoVideoProcessor.from_pretrained(self._folder)
         except Exception as error:
-            raise VLLMValidationError(f"{DATA}: the video processor cannot be built: {error}", DATA) from error
+            problem = str(error).replace(str(self._folder), self._folder.name)
+            raise VLLMValidationError(f"{DATA}: the video processor cannot be built: {problem}", DATA) from error
 
     def _rows_of(self, ids: Sequence[int]) -> np.ndarray:
         return np.flatnonzero(np.isin(np.asarray(ids), self.family.all_row_ids))
@@ -371,7 +389,7 @@ class PictureProcessor(_KeptPictures):
         """As `expand_text`. A prompt that is expanded already is left alone."""
         counts = dict.fromkeys(self._words, 0) | {kind: ids.count(token) for token, kind in self._word_ids.items()}
         is_short = all(count == _count(pictures, kind) for kind, count in counts.items())
-        # What stands for a picture may have the word for one in it.
+        # The text that stands for a picture may have the word for one in it.
         is_short = is_short and not self._word_ids.keys().isdisjoint(self.family.all_row_ids)
         if not is_short and len(self._rows_of(ids)) == sum(len(each.rows) for each in pictures):
             return list(ids), self._in_order(ids, pictures)

@@ -196,7 +196,8 @@ class InputProcessor:
                 if params is not None:
                     own = params[i]
                     if isinstance(own, PoolingParams):
-                        longest, room = self._longest_pooled(own, in_parts), 0
+                        # A part of such a text has no places of its own for pictures.
+                        longest, room = self._longest_pooled(own, in_parts and each.images is None), 0
                     else:
                         room = 0 if own.max_tokens == 0 else 1
                     limit = self._limit(own, longest)
