@@ -272,9 +272,9 @@ class Connections(SchedulerGuest):
 
     def _hear(self, answer: KVConnectorOutput) -> None:
         """Take what the worker's side has said."""
-        for load in self._loads.values():
+        for each in self._loads.values():
             # A connector may tell of these in any step up to the one in which it names the request.
-            load.failed |= answer.invalid_block_ids.intersection(load.blocks)
+            each.failed |= answer.invalid_block_ids.intersection(each.blocks)
         for name in answer.finished_recving or ():
             if (load := self._loads.pop(name, None)) is not None:
                 self._end_load(load)
