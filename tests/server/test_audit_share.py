@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from tiny_llm import make_tiny_llm, make_tiny_model
 from vllm import SamplingParams
 from vllm.cli.serve import check_args
 from vllm.exceptions import CliError
+from vllm.server import audit_share
 from vllm.server.server_args import ServerArgs
 
 IDS = [70, 71, 72]
@@ -129,6 +132,44 @@ def test_a_reference_that_dies_harms_nobody(server: tuple[LiveServer, Path]) -> 
 def test_flags_that_are_refused(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(CliError, match=problem):
         check_args(ServerArgs(**fields))
+
+
+class Reader:
+    """A reader's process that answers each request alike."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        answer = json.dumps({"logprobs": [[-1.0, -2.0, -math.inf]]})
+        self.stdin, self.stdout = io.StringIO(), io.StringIO(f'{{"ready": true}}\n{answer}\n{answer}\n')
+
+    def poll(self) -> None:
+        """It runs."""
+
+    def terminate(self) -> None:
+        """Nothing ends."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_what_cannot_be_logged_is_counted(
+    is_full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(audit_share.subprocess, "Popen", Reader)
+    log = Path("/dev/full") if is_full else tmp_path / "log"
+    audit = audit_share.ServedAudit(1.0, {}, str(log))
+    for _ in range(2):
+        audit._waiting.put(lambda: {"job": {}, "row": {"logprobs": [[-2.0, -1.0, -math.inf]]}})
+    audit.close()
+    counts = {sample.name: sample.value for metric in audit.collect() for sample in metric.samples}
+    assert counts["vllm:audit_requests_total"] == counts["vllm:audit_flips_total"] == 2
+    # Of what neither model holds possible, nothing differs.
+    assert counts["vllm:audit_abs_delta_logprob_sum"] == 4 and 0 < counts["vllm:audit_kl_sum"] < 2
+    assert ["No space left" in record.message for record in caplog.records if "log" in record.message] == [
+        True
+    ] * is_full
+    if not is_full:
+        assert [row["reference_logprobs"] for row in rows_of(log, 2)] == [[[-1.0, -2.0, None]]] * 2
 
 
 def test_a_log_that_cannot_be_written(folders: tuple[Path, Path], tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from vllm.auditing.statistics import abs_deltas, as_json, kl_rows, log_shares
 from vllm.exceptions import CliError
 from vllm.logger import init_logger
 from vllm.outputs import CompletionOutput, RequestOutput
@@ -56,7 +57,9 @@ class ServedAudit(Collector):
         """
         self._share, self._keeps_texts = share, keeps_texts
         self._random = random.Random()
-        self._log: IO[str] = open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8")  # noqa: SIM115
+        # Unbuffered: a line that the disk has no room for is not tried again.
+        self._log: IO[bytes] | None = open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab", 0)  # noqa: SIM115
+        self._is_closed = False
         self._registry = CollectorRegistry()
         self._requests = self._counter("requests", "Requests of the audit's share, by what became of them", "result")
         self._rows = self._counter("rows", "Positions that were read once more")
@@ -108,6 +111,7 @@ class ServedAudit(Collector):
 
     def close(self) -> None:
         """End the process; waiting requests are not read."""
+        self._is_closed = True
         self._process.terminate()
         try:
             self._process.wait(_END_SECONDS)
@@ -117,7 +121,8 @@ class ServedAudit(Collector):
         with suppress(queue.Full):
             self._waiting.put_nowait(None)
         self._thread.join(_END_SECONDS)
-        self._log.close()
+        if self._log is not None:
+            self._log.close()
 
     def _add(
         self, request_id: str, prompt: ProcessedPrompt, params: SamplingParams, outputs: list[RequestOutput]
@@ -174,7 +179,7 @@ class ServedAudit(Collector):
                 else:
                     self._note(found["row"], answer["logprobs"])
         except (OSError, ValueError, EOFError) as error:
-            if self._process.poll() in (None, -15):
+            if self._is_closed:
                 return
             logger.error("the audit's reference has ended, and no request is read once more: %s", error)
             self._share = 0.0
@@ -198,22 +203,34 @@ class ServedAudit(Collector):
 
     def _note(self, row: dict[str, Any], reference: list[list[float]]) -> None:
         served, expected = np.asarray(row["logprobs"], np.float64), np.asarray(reference, np.float64)
-        deltas = np.abs(served - expected)
+        deltas = abs_deltas(expected, served)
         row |= {"time": time.time(), "reference_logprobs": reference, "max_abs_delta_logprob": float(deltas.max())}
         for delta in deltas.ravel().tolist():
             self._deltas.observe(delta)
         if served.shape[1] > 1:
             flips = int((served.argmax(1) != expected.argmax(1)).sum())
-            own, other = (each - np.logaddexp.reduce(each, 1, keepdims=True) for each in (served, expected))
-            kl = (np.exp(other) * (other - own)).sum(1).clip(0).tolist()
+            kl = kl_rows(log_shares(expected), log_shares(served)).tolist()
             row |= {"flips": flips, "kl": kl}
             self._flips.inc(flips)
             for each in kl:
                 self._kl.observe(each)
         self._rows.inc(len(served))
         self._requests.labels("read").inc()
-        self._log.write(f"{json.dumps(row, ensure_ascii=False)}\n")
-        self._log.flush()
+        self._write(f"{json.dumps(as_json(row), ensure_ascii=False)}\n".encode())
+
+    def _write(self, line: bytes) -> None:
+        if self._log is None:
+            return
+        try:
+            if self._log.write(line) == len(line):
+                return
+            why = "the disk is full"
+        except OSError as error:
+            why = f"{error.strerror}"
+        logger.error("the audit's log cannot be written, and further requests are counted alone: %s", why)
+        with suppress(OSError):
+            self._log.close()
+        self._log = None
 
 
 @contextmanager
