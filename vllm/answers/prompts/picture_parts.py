@@ -53,11 +53,13 @@ def picture_part(name: str, part: Mapping[str, Any], takes_videos: bool = False)
     if kind is None:
         # Upstream's clients may leave it out.
         kind = next((each for each in ("image_url", "image_pil", "image_embeds", "image") if each in part), None)
-    known = {"image": _KINDS, "video": _VIDEO_KINDS if takes_videos else {}}
-    medium = next((each for each, kinds in known.items() if isinstance(kind, str) and kind in kinds), None)
-    if medium is None:
+    if not isinstance(kind, str):
         return None
-    keys = known[medium][kind]
+    medium, keys = "image", _KINDS.get(kind)
+    if keys is None and takes_videos:
+        medium, keys = "video", _VIDEO_KINDS.get(kind)
+    if keys is None:
+        return None
     for key, value in part.items():
         if key not in (*keys, *_OTHER_KEYS) and not asks_for_nothing(value):
             message = f"{name} has an unknown field {shown(key)}; a picture of type {kind!r} has {', '.join(keys)}"
