@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from models_util import load_model, make_random_model
+from packed_starts import needs_kernels, packed  # noqa: F401 - a fixture
+from safetensors.torch import load_file, save_file
 
 from vllm.layers.linear import LinearBase
 from vllm.loader import early_packing, packed_weights
@@ -34,6 +37,25 @@ def test_few_layers_have_plain_weights_at_a_time(
     # What is being filled, and what waits for at most four threads.
     assert len(counts) > 4 * 12
     assert max(counts) <= 4 + 3 * 4
+
+
+@needs_kernels
+@pytest.mark.parametrize("fault", ["finite", "lacks weights: model.layers.11.self_attn.o_proj.weight"])
+def test_an_error_between_leaves_nothing(fault: str, tmp_path: Path, packed: Path) -> None:  # noqa: F811
+    make_random_model("llama", "small", tmp_path / "m", num_hidden_layers=12)
+    file = tmp_path / "m" / "model.safetensors"
+    tensors = load_file(file)
+    if fault == "finite":
+        tensors["model.layers.5.mlp.up_proj.weight"][3, 3] = torch.nan
+    else:
+        del tensors["model.layers.11.self_attn.o_proj.weight"]
+    save_file(tensors, file)
+    before = torch.get_num_threads()
+    with pytest.raises(ValueError, match=fault):
+        load_model(tmp_path / "m", quantization="int8")
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("loading")]
+    assert [path.suffix for path in packed.iterdir()] == [".lock"]
+    assert torch.get_num_threads() == before and not scratch._users and not scratch._free
 
 
 @pytest.mark.parametrize("shape", [(100, 200), (64, 64), (33, 7)])

@@ -88,7 +88,8 @@ class _Scratch:
             # What a tensor keeps for good must not be much larger than that.
             fitting = [each for each in self._free if num_bytes <= len(each) <= num_bytes + num_bytes // 8]
             if fitting:
-                self._free.remove(fitting[-1])
+                # Others may have come and gone since: a tensor that a collection frees gives its memory back here.
+                self._free = [each for each in self._free if each is not fitting[-1]]
                 return fitting[-1]
         return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
