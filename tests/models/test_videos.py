@@ -21,6 +21,7 @@ from vllm import LLM
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.images import given_images
 from vllm.inputs.media import MediaAccess, PictureLoader, PictureSource, with_pictures
+from vllm.inputs.media import loader as module
 from vllm.inputs.media.decoding import decoded
 from vllm.inputs.videos import Video, as_videos
 
@@ -112,6 +113,17 @@ def test_a_loader_reads_frames_beside_pictures() -> None:
     assert given.image.metadata["fps"] == 2 and given.image.metadata["do_sample_frames"] is False
     with pytest.raises(VLLMValidationError, match="there are 2 videos; limit_mm_per_prompt allows 1"):
         asyncio.run(loader.load([video, video]))
+
+
+def test_the_pixels_of_all_frames_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_REQUEST_PIXELS", 2 * 16 * 12)
+    made: list[Any] = []
+    whole = module.decoded
+    monkeypatch.setattr(module, "decoded", lambda *given: made.append(whole(*given)) or made[-1])
+    url = "data:video/jpeg;base64," + ",".join(base64.b64encode(file_of(frame, "JPEG")).decode() for frame in CLIP)
+    with pytest.raises(VLLMValidationError, match="have more than 384 pixels together"):
+        asyncio.run(PictureLoader(MediaAccess()).load([PictureSource("place", url=url, kind="video")]))
+    assert len(made) == 2, "a frame was decoded beyond the bound"
 
 
 @pytest.mark.parametrize(

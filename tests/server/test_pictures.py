@@ -358,11 +358,31 @@ def saved(tensor: torch.Tensor) -> str:
         ({"type": "input_audio", "input_audio": {}}, "messages[0].content"),
         ({"type": "video_url", "video_url": {"url": "x"}}, "messages[0].content[0].video_url.url"),
         ({"type": "file", "file": {}}, "messages[0].content"),
+        ({"type": ["video"]}, "messages[0].content"),
         ({"type": "image_pil", "image_pil": "x"}, "messages[0].content[0].image_pil"),
     ],
 )
 def test_malformed_parts(server, own, place):
     assert refused(server, messages=[user(own)])["param"] == place
+
+
+VIDEO = {"type": "video_url", "video_url": {"url": "data:video/jpeg;base64,AAAA"}}
+
+
+@pytest.mark.parametrize("video", [VIDEO, {**VIDEO, "type": "video"}, {**VIDEO, "type": "input_video"}])
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        ("/v1/responses", {"input": "content"}),
+        ("/v1/decisions", {"input": "content", "questions": [{"type": "predicate", "instructions": "cat?"}]}),
+        ("/v1/messages", {"messages": "content", "max_tokens": 2}),
+        ("/v1/messages/count_tokens", {"messages": "content"}),
+    ],
+)
+def test_doors_of_pictures_alone_refuse_videos(server, url, body, video):
+    content = [{"role": "user", "content": [video]}]
+    error = refused(server, url, **{name: content if value == "content" else value for name, value in body.items()})
+    assert "video" in str(error) and "[0].content[0]" in str(error)
 
 
 def test_more_pictures_than_the_limit(server):

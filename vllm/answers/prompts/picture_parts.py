@@ -53,15 +53,16 @@ def picture_part(name: str, part: Mapping[str, Any], takes_videos: bool = False)
     if kind is None:
         # Upstream's clients may leave it out.
         kind = next((each for each in ("image_url", "image_pil", "image_embeds", "image") if each in part), None)
-    medium, keys = "image", _KINDS.get(kind) if isinstance(kind, str) else None
-    if keys is None and takes_videos and kind in _VIDEO_KINDS:
-        medium, keys = "video", _VIDEO_KINDS[kind]
+    if not isinstance(kind, str):
+        return None
+    medium, keys = "image", _KINDS.get(kind)
+    if keys is None and takes_videos:
+        medium, keys = "video", _VIDEO_KINDS.get(kind)
     if keys is None:
         return None
     for key, value in part.items():
         if key not in (*keys, *_OTHER_KEYS) and not asks_for_nothing(value):
-            known = ", ".join(keys)
-            message = f"{name} has an unknown field {shown(key)}; a picture of type {kind!r} has {known}"
+            message = f"{name} has an unknown field {shown(key)}; a picture of type {kind!r} has {', '.join(keys)}"
             raise VLLMValidationError(message, f"{name}.{key}")
     return {"type": medium, SOURCE: _source(name, part, keys, medium)}
 
