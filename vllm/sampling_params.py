@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMValidationError, shown
 from vllm.logprobs.id_rows import padded
 from vllm.params import sampling_fields as row
 from vllm.params.beam_search import BeamSearchParams as BeamSearchParams
@@ -241,6 +241,10 @@ class SamplingParams(Struct, dict=True):
                 message = "guided_decoding is an older name of structured_outputs: give one of them"
                 raise VLLMValidationError(message, "guided_decoding", self.guided_decoding)
             self.structured_outputs, self.guided_decoding = self.guided_decoding, None  # type: ignore[assignment]
+        for_connector = (self.extra_args or {}).get("kv_transfer_params")
+        if not isinstance(for_connector, dict | None):
+            message = f"extra_args: kv_transfer_params must be a dict, got {shown(for_connector)}"
+            raise VLLMValidationError(message, "extra_args", for_connector)
         if self.grammar_readings and self.structured_outputs is None:
             raise VLLMValidationError("grammar_readings need structured_outputs", "grammar_readings", True)
         for name, kind in (("choice_readings", "choice"), ("field_readings", "json")):

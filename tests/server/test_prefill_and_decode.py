@@ -87,9 +87,29 @@ def test_what_a_connector_says_comes_with_the_answer(connected):
         assert [event["choices"] for event in said] == [[]] and said == events[-1:]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {"messages": CHAT["messages"], "max_tokens": 2}),
+        ("/v1/chat/completions/batch", {**CHAT, "messages": [CHAT["messages"]]}),
+    ],
+)
+def test_answers_that_have_none_refuse_them(prefill, path, body):
+    answer = prefill.request("POST", path, json={**body, "kv_transfer_params": {"do_remote_decode": True}})
+    assert answer.status_code == 400 and "kv_transfer_params cannot be honoured" in answer.text
+
+
+def test_others_than_objects_are_refused(prefill):
+    answer = prefill.request("POST", "/v1/completions", json={**BODY, "vllm_xargs": {"kv_transfer_params": 5}})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "vllm_xargs")
+
+
 def test_without_either_they_are_refused(folder):
     with serving(folder) as server:
         for path, body in (("/v1/completions", BODY), ("/v1/chat/completions", CHAT)):
-            answer = server.request("POST", path, json={**body, "kv_transfer_params": {"do_remote_decode": True}})
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "kv_transfer_params")
+            given = {"kv_transfer_params": {"do_remote_decode": True}}
+            for fields in (given, {"vllm_xargs": given}):
+                answer = server.request("POST", path, json={**body, **fields})
+                assert (answer.status_code, answer.json()["error"]["param"]) == (400, "kv_transfer_params")
             assert server.request("POST", path, json={**body, "kv_transfer_params": {}}).status_code == 200

@@ -49,6 +49,8 @@ class FileConnector(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         self.note("match", request.request_id, num_computed_tokens)
+        if self.answers.pop("raises", False):
+            raise KeyError("remote_host")
         if self.answers.get("undecided", 0):
             self.answers["undecided"] -= 1
             return None, False
@@ -110,6 +112,8 @@ class FileConnector(KVConnectorBase_V1):
             for name, cache in self.caches.items():
                 kept = torch.load(self.folder / each.key / name)
                 self.blocks(cache)[block_ids] = kept[begin : begin + len(block_ids)]
+                if self.answers.keys() & {"load_error", "late_error"}:
+                    self.blocks(cache)[3] = torch.nan
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return {3} if self.answers.pop("load_error", False) else set()
@@ -129,6 +133,8 @@ class FileConnector(KVConnectorBase_V1):
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         self.note("get_finished", set(finished_req_ids))
+        if self.answers.pop("late_error", False):
+            self.answers["load_error"] = True
         return None, None
 
     def clear_connector_metadata(self) -> None:
@@ -141,7 +147,7 @@ class FileConnector(KVConnectorBase_V1):
 
 @dataclass
 class LateTransfer(Transfer):
-    """Of a request, beside steps; a load has the number of its first block before the others."""
+    """A request's transfer beside steps; a load has the number of its first block before the others."""
 
     request_id: str
 
@@ -162,6 +168,7 @@ class LateConnector(FileConnector):
         self.late = LateTransfers()
         self.running: list[tuple[int, LateTransfer]] = []  # with the steps that are left
         self.failed: set[int] = set()
+        self.broken: set[int] = set()
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         count, _ = super().get_num_new_matched_tokens(request, num_computed_tokens)
@@ -195,6 +202,8 @@ class LateConnector(FileConnector):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         sent = self._get_connector_metadata()
         self.running += [(self.NUM_STEPS, each) for each in (*sent.late_loads, *sent.sends)]
+        if sent.late_loads and self.answers.pop("early_error", False):
+            self.failed = self.broken = {sent.late_loads[0].block_ids[3]}
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         done = [each for left, each in self.running if not left]
@@ -210,9 +219,10 @@ class LateConnector(FileConnector):
             for name, cache in self.caches.items():
                 self.blocks(cache)[block_ids] = torch.load(self.folder / each.key / name)[begin:]
             if self.answers.pop("load_error", False):
-                self.failed |= {block_ids[2]}
-                for cache in self.caches.values():
-                    self.blocks(cache)[block_ids[2]] = torch.nan
+                self.failed = self.broken = {block_ids[2]}
+            for cache in self.caches.values():
+                self.blocks(cache)[list(self.broken)] = torch.nan
+            self.broken = set()
         self.note("get_finished", set(finished_req_ids))
         return {each.request_id for each in sends}, {each.request_id for each in loads}
 

@@ -272,19 +272,33 @@ def test_a_request_that_is_aborted_while_it_is_loaded_for_leaves_nothing(folder,
     end(llm)
 
 
-@pytest.mark.parametrize("connector", ["FileConnector", "LateConnector"])
-def test_blocks_that_could_not_be_loaded_are_computed(folder, tmp_path, connector):
+@pytest.mark.parametrize(
+    ("connector", "error", "num_cached"),
+    [
+        ("FileConnector", "load_error", 0),
+        ("FileConnector", "late_error", 0),
+        ("LateConnector", "load_error", 32),
+        ("LateConnector", "early_error", 32),
+    ],
+)
+def test_blocks_that_could_not_be_loaded_are_computed(folder, tmp_path, connector, error, num_cached):
+    """A late error is told after the forward pass, an early one steps before the load has ended."""
     config = connector_config(tmp_path, kv_connector=connector)
     expected = readings(run(make_tiny_llm(folder)))
-    for extra in ({}, {"answers": {"load_error": True}}):
+    for extra in ({}, {"answers": {error: True}}):
         policy = {"kv_load_failure_policy": "recompute", "kv_connector": connector, "extra": extra}
         llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, **policy))
         core = llm.llm_engine.engine_core
-        for _ in range(2):
-            assert readings(run(llm)) == expected
+        found = [run(llm) for _ in range(2)]
+        assert [readings(each) for each in found] == [expected] * 2
+        assert found[0][0].num_cached_tokens == (num_cached if extra else 0)
         while core.has_work():
             core.step()
         assert is_empty(llm)
+        # A request that begins anew has not ended.
+        _, worker = sides(llm)
+        ended = [name for call in worker.calls if call[0] == "get_finished" for name in call[1]]
+        assert len(ended) == len(set(ended))
         end(llm)
     with pytest.raises(ValueError, match="kv_load_failure_policy='recompute' needs async_scheduling=False"):
         make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, **policy), async_scheduling=True)
@@ -300,6 +314,43 @@ def test_blocks_that_could_not_be_loaded_end_the_step(folder, tmp_path):
         run(llm)
     # The next one is computed.
     assert readings(run(llm)) == readings(run(make_tiny_llm(folder)))
+    end(llm)
+
+
+def test_what_a_connector_says_is_heard_whoever_was_in_the_step(folder, tmp_path):
+    config = connector_config(tmp_path, kv_connector="LateConnector")
+    llm = make_tiny_llm(folder, kv_transfer_config=config, async_scheduling=True)
+    core, long = llm.llm_engine.engine_core, SamplingParams(max_tokens=20, ignore_eos=True)
+    for num_steps in range(1, 8):
+        llm.llm_engine.add_request("kept", {"prompt_token_ids": [num_steps, *PROMPT]}, READS)
+        llm.llm_engine.add_request("aborted", {"prompt_token_ids": [9] * 5}, long)
+        for _ in range(num_steps + READS.max_tokens):
+            llm.llm_engine.step()
+        llm.llm_engine.abort_request(["aborted"])
+        for _ in range(50):
+            core.step()
+        assert not core.has_work() and core.scheduler.kv.pool.num_free == core.scheduler.kv.pool.num_blocks
+    end(llm)
+
+
+def test_a_connector_that_raises_leaves_no_request(folder, tmp_path):
+    llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, extra={"answers": {"raises": True}}))
+    with pytest.raises(KeyError, match="remote_host"):
+        run(llm)
+    assert not llm.llm_engine.engine_core.has_unfinished_requests()
+    assert readings(run(llm)) == readings(run(make_tiny_llm(folder)))
+    end(llm)
+
+
+def test_blocks_of_earlier_weights_are_not_used_while_a_connector_keeps_some(folder, tmp_path, monkeypatch):
+    llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, kv_connector="LateConnector"))
+    run(llm)
+    size = llm.llm_engine.vllm_config.model_config.hf_config.hidden_size
+    llm.collective_rpc("load_weights", args=([("model.layers.0.input_layernorm.weight", torch.zeros(size))],))
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="still loads or sends the blocks"):
+        patch.setattr("vllm.v1.features.kv_connector.scheduler._END_SECONDS", -1.0)
+        run(llm)
+    assert [output.num_cached_tokens for output in run(llm)] == [0]
     end(llm)
 
 

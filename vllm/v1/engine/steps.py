@@ -78,11 +78,12 @@ class Steps:
         """After a change of weights nothing is kept of what others computed: running requests begin anew."""
         worker = self._executor.worker
         if self._weights_changed:
-            self._weights_version = worker.weights_version
-            self._num_updates += 1
             for changed in hooks(self.scheduler.guests, "weights_changed"):
                 changed()
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
+            # Where that fails, the next step tries it again.
+            self._weights_version = worker.weights_version
+            self._num_updates += 1
         named = worker.weight_version
         self.weight_version = self._num_updates if named is None else named
 
@@ -107,7 +108,7 @@ class StepsAhead(Steps):
         elif self._in_flight[0].is_over(self.scheduler):
             # All its requests have ended since.
             self._begin(self._schedule())
-            self.readings_seconds += self._in_flight.popleft().pending.result().readings_seconds
+            self._end_first()
         return self._in_flight[0].scheduled
 
     def run(self, step: SchedulerOutput) -> ModelRunnerOutput:
@@ -123,8 +124,13 @@ class StepsAhead(Steps):
     def settle(self) -> list[EngineCoreOutput]:
         outputs: list[EngineCoreOutput] = []
         while self._in_flight:
-            outputs += self.update(self._in_flight[0].scheduled, self._take())
+            outputs += self._end_first()
         return outputs
+
+    def _end_first(self) -> list[EngineCoreOutput]:
+        """Take the results of the first step in flight. Where all its requests have ended there are no outputs, but
+        guests may be waiting for what their side in the worker says."""
+        return self.update(self._in_flight[0].scheduled, self._take())
 
     def _begin(self, step: SchedulerOutput) -> None:
         try:
@@ -160,7 +166,7 @@ class StepsInStages(StepsAhead):
     def schedule(self) -> SchedulerOutput:
         while self._in_flight and self._in_flight[0].is_over(self.scheduler):
             # All its requests have ended since.
-            self.readings_seconds += self._in_flight.popleft().pending.result().readings_seconds
+            self._end_first()
         if not self._in_flight:
             self.check_weights()
             self._begin(self._schedule())

@@ -24,7 +24,11 @@ async def create_batch_chat_completion(
     request: Request, state: ServerState, body: BatchChatCompletionRequest
 ) -> Response:
     """Answer several conversations: `n` choices for each, in their order, each with its own prompt's fields."""
-    for name, reason in (("stream", "batches are answered whole"), ("use_beam_search", "batches sample")):
+    for name, reason in (
+        ("stream", "batches are answered whole"),
+        ("use_beam_search", "batches sample"),
+        ("kv_transfer_params", "a batch's answer has none; completions and chat answer with them"),
+    ):
         if getattr(body, name):
             raise ApiError(400, f"{name} cannot be honoured: {reason}", name, "unsupported_field")
     state.check_count(len(body.messages), "messages")

@@ -90,7 +90,8 @@ class Reply(ABC):
             async for index, output in events:
                 usage.add(index, output)
                 self.log.add(index, output)
-                params |= _transfer_params(output)
+                if not index:
+                    params |= _transfer_params(output)
                 async for piece in self.pieces(index, output):
                     if usage.in_every_chunk or _says_anything(piece):
                         yield {**self._frame, **piece, **usage.so_far()}
@@ -101,7 +102,7 @@ class Reply(ABC):
 
 
 def _transfer_params(output: RequestOutput) -> dict[str, Any]:
-    """What a connector says to who computes on."""
+    """A connector's parameters for the engine that computes on; as upstream's answers, those of the first prompt."""
     return {} if output.kv_transfer_params is None else {"kv_transfer_params": output.kv_transfer_params}
 
 
@@ -132,7 +133,6 @@ async def respond(request: Request, answer: Reply, stream: bool) -> Response:
         for index, output in enumerate(outputs):
             usage.add(index, output)
             answer.log.add(index, output)
-        # Upstream's answers have those of the first prompt.
         return {**await answer.whole(outputs, usage), **_transfer_params(outputs[0])}
 
     return PartsResponse(await while_connected(request, whole()))

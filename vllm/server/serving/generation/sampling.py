@@ -46,7 +46,8 @@ def sampling_params(
         ApiError: parameters of a connector, and there is none.
     """
     config = state.engine.vllm_config
-    if request.kv_transfer_params and config.kv_transfer_config is None and not config.cache_config.kv_store:
+    is_for_connector = bool((request.extra_args or {}).get("kv_transfer_params"))
+    if is_for_connector and config.kv_transfer_config is None and not config.cache_config.kv_store:
         reason = "without --kv-transfer-config or --kv-store the KV cache stays in this server"
         raise ApiError(400, f"kv_transfer_params: {reason}", "kv_transfer_params", "unsupported_field")
     fields = request.sampling_fields(state.engine.model_config.default_sampling_params)

@@ -31,6 +31,7 @@ _OTHERWISE: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_beam_search": ((False,), "a message is one answer; /v1/chat/completions searches"),
     "stop": (([],), "it is stop_sequences here"),
     "response_format": ((), "it is output_config.format here"),
+    "kv_transfer_params": (({},), "a message has none; completions and chat answer with them"),
 }
 _NOT_PASSED = (*_OTHERWISE, "stream_options", "request_id", "model", "max_tokens")
 _OWN = ("logprobs", "top_logprobs", "chat_template", "stream")

@@ -35,6 +35,7 @@ _OTHERWISE: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_beam_search": ((False,), "a response is one answer; /v1/chat/completions searches"),
     "max_tokens": ((), "it is max_output_tokens here"),
     "response_format": ((), "it is text.format here"),
+    "kv_transfer_params": (({},), "a response has none; completions and chat answer with them"),
 }
 # Tools that clients run, whose calls are texts or actions.
 _CLIENTS_TOOLS = ("custom", "local_shell", "shell", "apply_patch", "computer", "computer_use_preview")

@@ -97,7 +97,12 @@ class Scheduler:
             queued(request)
         request.length_limit = min(request.max_tokens, self.max_model_len - request.num_prompt_tokens)
         self.requests[request.request_id] = request
-        self._prepare(request, 0)
+        try:
+            self._prepare(request, 0)
+        except BaseException:
+            # A guest may ask code of others.
+            self._end(request)
+            raise
 
     def _prepare(self, request: Request, first: int) -> None:
         """Queue a request that no guest prepares any more, from the one of number `first` on of those that do."""
@@ -459,10 +464,13 @@ class Scheduler:
         """The step's results do not count: its requests begin anew, with what was cached before it. No other one may be
         in flight."""
         self._forget_step(scheduler_output)
-        lost = []
+        lost, new = [], {each.req_id for each in scheduler_output.scheduled_new_reqs}
         for request_id, begun_at in scheduler_output.begun_at():
             request = self.requests.get(request_id)
             if request is not None:
+                if request_id in new and not request.num_preemptions:
+                    # The blocks that it was to begin with may have been lost.
+                    request.num_cached_tokens = -1
                 self.kv.forget_step(request, begun_at)
                 lost.append(request)
         self._begin_anew(lost)

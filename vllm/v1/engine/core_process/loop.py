@@ -100,7 +100,9 @@ class CoreProcess:
             request = decode_request(frames[0])
             try:
                 self._core.add_request(request)
-            except ValueError as error:
+            except Exception as error:
+                if not isinstance(error, ValueError):
+                    logger.exception("a request cannot be queued; it ends")
                 self._send_outputs([EngineCoreOutput(request.request_id, [], finish_reason="error", error=str(error))])
         elif kind == ABORT:
             self._core.abort_requests(msgspec.msgpack.decode(frames[0]))

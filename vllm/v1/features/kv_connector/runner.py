@@ -67,7 +67,7 @@ class ConnectedLayers(RunnerGuest):
             self._end(message)
 
     def run_empty(self, message: StepMessage) -> KVConnectorOutput:
-        """What a step without tokens does, and what the connector has said since the last call."""
+        """Do the work of a step without tokens. The connector's answer since the last call."""
         nothing = SchedulerOutput([], CachedRequestData(), {}, 0, [], [])
         nothing.parts.add(message)
         self.begin(nothing)
@@ -88,15 +88,26 @@ class ConnectedLayers(RunnerGuest):
         self._load(self._attention)
         for name in self._layers:
             self._connector.wait_for_layer_load(name)
+        self._is_lost = False
+        self._check_loads(message, self._take_failed())
+
+    def _take_failed(self) -> set[int]:
+        """Blocks that could not be loaded since the last call."""
+        assert self._connector is not None
         failed = self._connector.get_block_ids_with_load_errors()
         self._answer.invalid_block_ids |= failed
+        return failed
+
+    def _check_loads(self, message: StepMessage, failed: set[int]) -> None:
+        """RuntimeError: blocks that the step reads could not be loaded, and are not to be computed."""
         # Requests that were scheduled meanwhile may share them, so none of the step's can go on.
-        self._is_lost = bool(failed - message.loading)
-        if self._is_lost and not self._recomputes:
+        lost = failed - message.loading
+        if lost and not self._recomputes:
             raise RuntimeError(
-                f"kv_connector {type(self._connector).__name__} could not load the blocks {sorted(failed)}; the "
+                f"kv_connector {type(self._connector).__name__} could not load the blocks {sorted(lost)}; the "
                 "step's requests end (kv_load_failure_policy='fail')"
             )
+        self._is_lost |= bool(lost)
 
     def _load(self, attention: dict[str, StepAttention] | None) -> None:
         assert self._connector is not None
@@ -110,9 +121,10 @@ class ConnectedLayers(RunnerGuest):
         for name, cache in self._layers.items():
             self._connector.save_kv_layer(name, cache, self._attention[name])
         self._connector.wait_for_save()
-        self._end(message)
+        self._check_loads(message, self._end(message))
 
-    def _end(self, message: StepMessage) -> None:
+    def _end(self, message: StepMessage) -> set[int]:
+        """Ask what has finished; returns the blocks that could not be loaded."""
         assert self._connector is not None
         sent, received = self._connector.get_finished(message.finished_req_ids)
         self._connector.clear_connector_metadata()
@@ -120,10 +132,10 @@ class ConnectedLayers(RunnerGuest):
         # A step without tokens has no results that could take its answer along.
         answer.finished_sending = (answer.finished_sending or set()) | (sent or set()) or None
         answer.finished_recving = (answer.finished_recving or set()) | (received or set()) or None
-        answer.invalid_block_ids |= self._connector.get_block_ids_with_load_errors()
+        return self._take_failed()
 
     def take_answer(self) -> KVConnectorOutput:
-        """What the connector has said since the last call."""
+        """The connector's answer since the last call."""
         answer, self._answer = self._answer, KVConnectorOutput()
         return answer
 
@@ -131,7 +143,6 @@ class ConnectedLayers(RunnerGuest):
         if self._connector is None:
             return None
         answer, is_lost = self.take_answer(), self._is_lost
-        self._is_lost = False
 
         def complete(outcome: StepOutcome) -> None:
             outcome.output.parts.add(answer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -54,6 +54,7 @@ class Load:
     blocks: list[int]  # of its beginning
     hashes: list[bytes]  # of their content
     num_cached: int  # leading ones that had it before
+    failed: set[int] = field(default_factory=set)  # blocks that could not be loaded, as far as is known
 
 
 class Side(NamedTuple):
@@ -223,7 +224,7 @@ class Connections(SchedulerGuest):
         if is_busy or len(scheduler.running) + len(self._loads) + len(self._kept) >= scheduler.config.max_num_seqs:
             return
         count, is_async, cached = self._matched(request)
-        # Those that another guest holds are loaded, too.
+        # Blocks that another guest holds are loaded, too.
         found = takewhile(lambda block: block is not None, map(pool.find, request.block_hashes[:cached]))
         cached_blocks = [block for block in found if block is not None]
         if count is not None and len(cached_blocks) < cached:
@@ -246,10 +247,10 @@ class Connections(SchedulerGuest):
         view = ConnectorBlocks((blocks,))
         self.connector.update_state_after_alloc(request_view(request), view, num_new * self._block_size)
 
-    def _end_load(self, load: Load, failed: set[int]) -> None:
+    def _end_load(self, load: Load) -> None:
         name = load.request.request_id
         end = load.num_cached
-        while end < len(load.blocks) and load.blocks[end] not in failed:
+        while end < len(load.blocks) and load.blocks[end] not in load.failed:
             self._kv.pool.register(load.blocks[end], load.hashes[end])
             end += 1
         self._kept[name] = load.blocks
@@ -259,7 +260,7 @@ class Connections(SchedulerGuest):
             return
         error = None
         if end < len(load.blocks) and not self._recomputes:
-            error = self._failure(failed)
+            error = self._failure(load.failed)
         self._done.add(name)
         self._loaded.append((load.request, error))
 
@@ -271,10 +272,12 @@ class Connections(SchedulerGuest):
 
     def _hear(self, answer: KVConnectorOutput) -> None:
         """Take what the worker's side has said."""
-        failed = answer.invalid_block_ids
+        for each in self._loads.values():
+            # A connector may tell of these in any step up to the one in which it names the request.
+            each.failed |= answer.invalid_block_ids.intersection(each.blocks)
         for name in answer.finished_recving or ():
             if (load := self._loads.pop(name, None)) is not None:
-                self._end_load(load, failed)
+                self._end_load(load)
         for name in answer.finished_sending or ():
             self._release(self._sending, name)
         if not self._is_off:
@@ -335,7 +338,7 @@ class Connections(SchedulerGuest):
         for each in outputs if self._params else ():
             if each.finish_reason is not None:
                 each.kv_transfer_params = self._params.pop(each.request_id, None)
-        # Those of requests that were aborted are for no one.
+        # No one asks for those of aborted requests.
         self._params.clear()
 
     def weights_changed(self) -> None:

@@ -148,7 +148,8 @@ def step_view(step: SchedulerOutput, requests: dict[str, Request]) -> ConnectorS
         ),
         dict(step.num_scheduled_tokens),
         step.total_num_scheduled_tokens,
-        set(step.finished_req_ids),
+        # Requests that begin anew have left their slots, and have not ended.
+        set(step.finished_req_ids) - requests.keys(),
         set(step.preempted_req_ids),
     )
 

@@ -70,7 +70,7 @@ class StoredBlocks(RunnerGuest):
 
     def before_forward(self, step: SchedulerOutput, batch: InputBatch) -> None:
         blocks = step.parts.of(StepBlocks)
-        if blocks is None or not blocks.back:
+        if blocks is None:
             return
         if blocks.hidden_back:
             size = blocks.hidden_bytes or blocks.hidden_back[0][0].nbytes
