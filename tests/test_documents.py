@@ -1,4 +1,4 @@
-"""All that the pages name exists: files and folders, and links between pages."""
+"""All that the pages name exists: files and folders, and links between pages; and how comments begin."""
 
 from __future__ import annotations
 
@@ -75,3 +75,16 @@ def test_a_lost_path_is_found() -> None:
         "python benchmarks/lost.py --out benchmarks/NAME.json tests/ops/test_*.py\nhttps://a.org/docs/lost.md vllm/ops/"
     )
     assert missing_places("README.md", block) == ["benchmarks/lost.py"]
+
+
+def test_comments_begin_with_a_subject() -> None:
+    begun = re.compile(r'(?:"""|# |// )(?:Of|What|Those) ')
+    sources = [path for room in ("vllm", "tests", "csrc", "benchmarks") for path in (ROOT / room).rglob("*.*")]
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in sources
+        if path.suffix in (".py", ".cpp", ".h")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if begun.search(line)
+    ]
+    assert found == []

@@ -12,7 +12,7 @@ from vllm.auditing.label_tables import LabelTable, TableBuilder, label_statistic
 from vllm.auditing.pooled_rows import embedding_statistics, ranking_statistics
 from vllm.auditing.text_rows import text_table
 
-# What the bootstrap and the nearest texts need is the same for both.
+# The bootstrap and the nearest texts need as much for either.
 FEW, MANY = 12_000, 36_000
 Pair = tuple[dict[str, Any], dict[str, Any]]
 

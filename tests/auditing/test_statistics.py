@@ -218,6 +218,9 @@ def test_statistics_equal_scipys():
     reference, candidate = _random(50)
     own, other = log_shares(reference), log_shares(candidate)
     assert kl_rows(own, other) == pytest.approx(stats.entropy(np.exp(own).T, np.exp(other).T), rel=1e-6)
+    # No label is possible: there is no distribution, and no divergence of zero.
+    none = log_shares(np.full(own.shape, -np.inf))
+    assert np.isnan([kl_rows(none, other), kl_rows(own, none), tv_rows(none, other)]).all()
 
 
 def test_orders():

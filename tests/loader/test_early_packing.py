@@ -34,7 +34,7 @@ def test_few_layers_have_plain_weights_at_a_time(
 
     monkeypatch.setattr(early_packing.EarlyPacking, "filled", count)
     load_model(tmp_path, quantization=quantization)
-    # What is being filled, and what waits for at most four threads.
+    # One layer of each kind is being filled, and some wait for at most four threads.
     assert len(counts) > 4 * 12
     assert max(counts) <= 4 + 3 * 4
 
@@ -93,7 +93,7 @@ def test_freed_memory_is_used_again_within_the_block_alone() -> None:
         assert scratch.empty(like, 1024, 1024).data_ptr() not in (address, second.data_ptr())
         del row
         assert scratch.empty(like, 1024, 1024).data_ptr() == address
-        # What a tensor keeps must not be much larger than it.
+        # Memory that a tensor keeps must not be much larger than it.
         assert scratch.empty(like, 512, 1024).data_ptr() != address
     assert not scratch._free
     assert (second == 2).all()

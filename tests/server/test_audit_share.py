@@ -163,7 +163,7 @@ def test_what_cannot_be_logged_is_counted(
     audit.close()
     counts = {sample.name: sample.value for metric in audit.collect() for sample in metric.samples}
     assert counts["vllm:audit_requests_total"] == counts["vllm:audit_flips_total"] == 2
-    # Of what neither model holds possible, nothing differs.
+    # A token that both models rule out differs by nothing.
     assert counts["vllm:audit_abs_delta_logprob_sum"] == 4 and 0 < counts["vllm:audit_kl_sum"] < 2
     assert ["No space left" in record.message for record in caplog.records if "log" in record.message] == [
         True

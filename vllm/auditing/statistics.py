@@ -28,11 +28,12 @@ def log_shares(logprobs: np.ndarray) -> np.ndarray:
 
 
 def kl_rows(reference: np.ndarray, candidate: np.ndarray) -> np.ndarray:
-    """KL(reference || candidate) of rows, nats, float64 [n], of logarithms of distributions [n, k]."""
+    """KL(reference || candidate) of rows, nats, float64 [n], of logarithms of distributions [n, k]; NaN where either is
+    none."""
     shares = np.exp(reference)
     with np.errstate(invalid="ignore"):
         terms = shares * (reference - candidate)
-    return np.maximum(np.where(shares > 0, terms, 0.0).sum(1), 0.0)
+    return np.maximum(np.where(shares == 0, 0.0, terms).sum(1), 0.0)
 
 
 def tv_rows(reference: np.ndarray, candidate: np.ndarray) -> np.ndarray:

@@ -172,7 +172,7 @@ def _macro_f1(confusion: np.ndarray) -> float:
 
 
 def reliability(confidences: np.ndarray, correct: np.ndarray, num_bins: int) -> Reliability:
-    """Of predictions' probabilities, float [n], and whether they are right, bool [n]."""
+    """Calibration by bins, from predictions' probabilities, float [n], and whether they are right, bool [n]."""
     edges = np.linspace(0.0, 1.0, num_bins + 1)
     own = np.searchsorted(edges[1:-1], confidences, side="left")
     counts = np.bincount(own, minlength=num_bins)

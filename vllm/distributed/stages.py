@@ -127,7 +127,7 @@ class Stage:
         self.embeds = self.is_first
         self.group = Communicator() if group is None else group
         self._sockets = [None if each < 0 else socket.socket(fileno=each) for each in (ends.previous, ends.next)]
-        # What the socket does not take at once leaves while the next step is computed.
+        # Bytes that the socket does not take at once leave while the next step is computed.
         self._outgoing: queue.Queue[bytes | None] = queue.Queue()
         if self._sockets[1] is not None:
             threading.Thread(target=self._send_all, args=(self._sockets[1],), daemon=True).start()

@@ -85,7 +85,7 @@ class _Scratch:
 
     def _take(self, num_bytes: int) -> mmap.mmap:
         with self._lock:
-            # What a tensor keeps for good must not be much larger than that.
+            # A tensor may keep the memory for good: it must not be much larger than the tensor.
             fitting = [each for each in self._free if num_bytes <= len(each) <= num_bytes + num_bytes // 8]
             if fitting:
                 # Others may have come and gone since: a tensor that a collection frees gives its memory back here.

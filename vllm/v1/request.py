@@ -103,7 +103,7 @@ class Request:
 
     @property
     def kv_transfer_params(self) -> dict[str, Any] | None:
-        """What the request says to who carries its KV blocks."""
+        """The request's parameters for the connector that carries its KV blocks."""
         return (self.sampling_params.extra_args or {}).get("kv_transfer_params")
 
     def keeps_hidden(self, block_index: int, block_size: int) -> bool:

@@ -147,7 +147,7 @@ class FileConnector(KVConnectorBase_V1):
 
 @dataclass
 class LateTransfer(Transfer):
-    """Of a request, beside steps; a load has the number of its first block before the others."""
+    """A request's transfer beside steps; a load has the number of its first block before the others."""
 
     request_id: str
 

@@ -102,7 +102,7 @@ class Reply(ABC):
 
 
 def _transfer_params(output: RequestOutput) -> dict[str, Any]:
-    """What a connector says to who computes on. Upstream's answers have what it says of the first prompt."""
+    """A connector's parameters for the engine that computes on; as upstream's answers, those of the first prompt."""
     return {} if output.kv_transfer_params is None else {"kv_transfer_params": output.kv_transfer_params}
 
 

@@ -469,7 +469,7 @@ class Scheduler:
             request = self.requests.get(request_id)
             if request is not None:
                 if request_id in new and not request.num_preemptions:
-                    # What it was to begin with may have been lost.
+                    # The blocks that it was to begin with may have been lost.
                     request.num_cached_tokens = -1
                 self.kv.forget_step(request, begun_at)
                 lost.append(request)

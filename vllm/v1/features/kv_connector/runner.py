@@ -67,7 +67,7 @@ class ConnectedLayers(RunnerGuest):
             self._end(message)
 
     def run_empty(self, message: StepMessage) -> KVConnectorOutput:
-        """What a step without tokens does, and what the connector has said since the last call."""
+        """Do the work of a step without tokens. The connector's answer since the last call."""
         nothing = SchedulerOutput([], CachedRequestData(), {}, 0, [], [])
         nothing.parts.add(message)
         self.begin(nothing)
@@ -135,7 +135,7 @@ class ConnectedLayers(RunnerGuest):
         return self._take_failed()
 
     def take_answer(self) -> KVConnectorOutput:
-        """What the connector has said since the last call."""
+        """The connector's answer since the last call."""
         answer, self._answer = self._answer, KVConnectorOutput()
         return answer
 

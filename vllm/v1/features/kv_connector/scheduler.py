@@ -226,7 +226,7 @@ class Connections(SchedulerGuest):
         if is_busy or len(scheduler.running) + len(self._loads) + len(self._kept) >= scheduler.config.max_num_seqs:
             return
         count, is_async, cached = self._matched(request)
-        # Those that another guest holds are loaded, too.
+        # Blocks that another guest holds are loaded, too.
         found = takewhile(lambda block: block is not None, map(pool.find, request.block_hashes[:cached]))
         cached_blocks = [block for block in found if block is not None]
         if count is not None and len(cached_blocks) < cached:
@@ -340,7 +340,7 @@ class Connections(SchedulerGuest):
         for each in outputs if self._params else ():
             if each.finish_reason is not None:
                 each.kv_transfer_params = self._params.pop(each.request_id, None)
-        # Those of requests that were aborted are for no one.
+        # No one asks for those of aborted requests.
         self._params.clear()
 
     def weights_changed(self) -> None:

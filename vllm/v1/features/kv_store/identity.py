@@ -75,7 +75,7 @@ def shelf_of(config: VllmConfig, layout: list[Any]) -> str:
 
 
 def _drafts_from(config: VllmConfig) -> list[Any] | None:
-    """What says which hidden states of the target lie in a block for layers that draft; None: there are none."""
+    """The method and files that say which hidden states of the target a block has for drafts; None: there are none."""
     speculative = config.speculative_config
     if speculative is None or speculative.method not in ("mtp", "eagle", "eagle3"):
         return None
