@@ -587,7 +587,7 @@ GRID = torch.tensor([[1, 4, 4]])
         ({"image_embeds": torch.zeros(4, 96), "image_grid_thw": GRID * 1000}, "4 rows, too few for a picture"),
         ({"image_embeds": torch.zeros(4, 96), "image_grid_thw": -GRID}, "image_grid_thw must be integers from 0 on"),
         ({"image_embeds": torch.zeros(4, 96), "image_grid_thw": GRID, "size": GRID}, "an unknown field 'size'"),
-        ({"image_embeds": torch.zeros(4, 96), "image_grid_thw": GRID[:, :2]}, "not enough|must|has 4 rows"),
+        ({"image_embeds": torch.zeros(4, 96), "image_grid_thw": GRID[:, :2]}, "have the shape .1, 3., got .1, 2."),
         ({"image_embeds": torch.full((4, 96), torch.nan), "image_grid_thw": GRID}, "not finite"),
         ({"image_embeds": torch.zeros(4, 96).int(), "image_grid_thw": GRID}, "of floats, got torch.int32"),
         ({"image_embeds": "AAAA", "image_grid_thw": GRID}, "no zip archive"),
@@ -595,7 +595,8 @@ GRID = torch.tensor([[1, 4, 4]])
         ({"image_embeds": torch.zeros(5, 96), "image_grid_thw": GRID.repeat(2, 1)}, "image_grid_thw must be integers"),
         ({"image_grid_thw": GRID}, "image_embeds is required"),
         ({"image_embeds": torch.zeros(3, 96), "image_grid_thw": torch.tensor([[1, 3, 4]])}, "is no size of a picture"),
-        ({"image_embeds": torch.zeros(1, 96), "image_grid_thw": torch.tensor([[1, 4]])}, "is no size of a picture"),
+        ({"image_embeds": torch.zeros(4, 96), "image_grid_thw": torch.tensor([[1, 4, 4, 1]])}, "have the shape .1, 3."),
+        ({"image_embeds": torch.zeros(4, 96), "image_grid_thw": GRID * 3}, "4 rows, too few for a picture"),
         ({"image_embeds": saved(torch.zeros(1).expand(4, 96)), "image_grid_thw": GRID}, "save tensor.contiguous"),
         ({"image_embeds": torch.zeros(4, 96, device="meta"), "image_grid_thw": GRID}, "dense tensor .* on meta"),
     ],
@@ -615,10 +616,11 @@ def test_rows_in_conversations(qwen: Tiny, taking_rows: LLM) -> None:
     )  # fmt: skip
     for value in (given, encoded):
         parts = [{"type": "image_embeds", "image_embeds": value}, {"type": "text", "text": " is"}]
-        (output,) = taking_rows.chat(
-            [{"role": "user", "content": parts}], reading(), chat_template=template, use_tqdm=False
-        )
+        messages = [{"role": "user", "content": parts}]
+        (output,) = taking_rows.chat(messages, reading(), chat_template=template, use_tqdm=False)
         check(qwen, qwen.prompt("{} is", PICTURES[0]), output)
+        prompts = taking_rows.preprocess_chat(messages, chat_template=template)
+        check(qwen, qwen.prompt("{} is", PICTURES[0]), generate(taking_rows, prompts)[0])
     part = {"type": "image_embeds", "image_embeds": {**encoded, "image_grid_thw": "x"}}
     with pytest.raises(VLLMValidationError, match="image_embeds: image_grid_thw is not base64"):
         taking_rows.chat([{"role": "user", "content": [part]}], reading(), chat_template=template, use_tqdm=False)

@@ -260,6 +260,20 @@ def test_a_request_that_is_aborted_while_it_is_loaded_for_leaves_nothing(folder,
         core.step()
     assert core.scheduler.kv.pool.num_free == core.scheduler.kv.pool.num_blocks
     assert readings(run(llm)) == expected
+    # Nor does one that is aborted between the step that has ended the load and the next.
+    for num_steps in range(1, 7):
+        assert llm.reset_prefix_cache()
+        for name, prompt in (("other", [9] * 5), ("one", PROMPT)):
+            params = SamplingParams(max_tokens=20, ignore_eos=True)
+            llm.llm_engine.add_request(name, {"prompt_token_ids": prompt}, params)
+        for _ in range(num_steps):
+            llm.llm_engine.step()
+        llm.llm_engine.abort_request(["one"])
+        core.step()
+        llm.llm_engine.abort_request(["other"])
+        while core.has_work():
+            core.step()
+        assert is_empty(llm)
     # Sleep waits for what has begun.
     assert llm.reset_prefix_cache()
     llm.llm_engine.add_request("two", {"prompt_token_ids": PROMPT}, READS)

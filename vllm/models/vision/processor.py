@@ -31,7 +31,7 @@ from vllm.models.vision.tower import ROW_KINDS
 # Processors of retrievers put texts around pictures and questions, which the prompts here have already.
 _OF_RETRIEVERS = {"ColPaliProcessor": "PaliGemmaProcessor", "ColQwen2Processor": "Qwen2VLProcessor"}
 _KIND_NUMBERS = {"image": 1, "video": 2}  # transformers' mm_token_type_ids
-_MOST_A_ROW = 1 << 10  # pixels, or patches, of a row of a tower
+_PIXELS_A_ROW, _PATCHES_A_ROW = 1 << 10, 1 << 4  # at most, of a row of a tower
 _KEPT_BYTES = 256 << 20  # of processed pictures that are kept for further prompts
 
 
@@ -198,11 +198,11 @@ class PictureProcessor(_KeptPictures):
             word_ids = hf_tokenizer.encode(word, add_special_tokens=False)
             if len(word_ids) == 1:  # a video's may be a text like any other, which ids cannot tell
                 self._word_ids[word_ids[0]] = kind
-        self._names, self._text = self._tried(folder)
+        self._shapes, self._text = self._tried(folder)
 
-    def _tried(self, folder: Path) -> tuple[frozenset[str], str]:
-        """The names of all that the processor says of a picture, and what it puts in its place. ValueError: it makes
-        nothing of one."""
+    def _tried(self, folder: Path) -> tuple[dict[str, tuple[int, ...]], str]:
+        """The names of all that the processor says of a picture, with the shapes of that by which tokens have
+        positions, and what it puts in its place. ValueError: it makes nothing of one."""
         from PIL import Image
 
         known_as = json.dumps(self._defaults, sort_keys=True, default=str)
@@ -214,7 +214,8 @@ class PictureProcessor(_KeptPictures):
                 f"{folder.name}: transformers' {name} makes nothing of a picture alone: {error!r}; "
                 "pass language_model_only=True"
             ) from error
-        return frozenset(data), text
+        shapes = {name: tuple(_as_tensor(data[name]).shape) for name in self._of_positions & data.keys()}
+        return dict.fromkeys(data, ()) | shapes, text
 
     @property
     def placeholder(self) -> str:
@@ -281,15 +282,20 @@ class PictureProcessor(_KeptPictures):
     def _text_of_rows(self, given: GivenRows) -> str:
         """The text that stands in a prompt for the picture of these rows. Without its size it is as any other."""
         fields = given.fields
-        lacking, unknown = self._of_positions & self._names - fields.keys(), fields.keys() - self._names
+        lacking, unknown = self._of_positions & self._shapes.keys() - fields.keys(), fields.keys() - self._shapes.keys()
         if lacking or unknown:
             problem = f"needs {min(lacking)}" if lacking else f"has an unknown field {shown(min(unknown))}"
-            names = ", ".join(sorted(self._names))
+            names = ", ".join(sorted(self._shapes))
             raise VLLMValidationError(f"{ROWS} {problem}: the model's processor says {names} of a picture", ROWS)
         if not fields:
             return self._text
-        if max(math.prod(value.flatten().tolist()) for value in fields.values()) > _MOST_A_ROW * len(given.rows):
-            raise VLLMValidationError(f"{ROWS} has {len(given.rows)} rows, too few for a picture of its size", ROWS)
+        for name, value in fields.items():
+            if name in self._of_positions and value.shape != self._shapes[name]:
+                message = f"{ROWS}: {name} must have the shape {list(self._shapes[name])}, got {list(value.shape)}"
+                raise VLLMValidationError(message, ROWS)
+            most = _PIXELS_A_ROW if name == "image_sizes" else _PATCHES_A_ROW
+            if math.prod(value.flatten().tolist()) > most * len(given.rows):
+                raise VLLMValidationError(f"{ROWS} has {len(given.rows)} rows, too few for a picture of its size", ROWS)
         known_as = json.dumps(self._defaults, sort_keys=True, default=str)
         options = self._merged(self._defaults, known_as)["images_kwargs"]
         try:

@@ -193,9 +193,11 @@ class Connections(SchedulerGuest):
         self._release(self._kept, name)
         for waiting in (self._undecided, self._to_load):
             waiting.pop(name, None)
+        self._loaded = [each for each in self._loaded if each[0] is not request]
         if self._is_off:
             return
-        if (load := self._loads.get(name)) is not None:
+        # An earlier request of this name may have been aborted.
+        if (load := self._loads.get(name)) is not None and load.request is request:
             block_ids = load.blocks
         else:
             block_ids = self._kv.blocks_of(name)[0] if name in self._kv.owned else []
