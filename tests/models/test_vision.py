@@ -616,10 +616,11 @@ def test_rows_in_conversations(qwen: Tiny, taking_rows: LLM) -> None:
     )  # fmt: skip
     for value in (given, encoded):
         parts = [{"type": "image_embeds", "image_embeds": value}, {"type": "text", "text": " is"}]
-        (output,) = taking_rows.chat(
-            [{"role": "user", "content": parts}], reading(), chat_template=template, use_tqdm=False
-        )
+        messages = [{"role": "user", "content": parts}]
+        (output,) = taking_rows.chat(messages, reading(), chat_template=template, use_tqdm=False)
         check(qwen, qwen.prompt("{} is", PICTURES[0]), output)
+        prompts = taking_rows.preprocess_chat(messages, chat_template=template)
+        check(qwen, qwen.prompt("{} is", PICTURES[0]), generate(taking_rows, prompts)[0])
     part = {"type": "image_embeds", "image_embeds": {**encoded, "image_grid_thw": "x"}}
     with pytest.raises(VLLMValidationError, match="image_embeds: image_grid_thw is not base64"):
         taking_rows.chat([{"role": "user", "content": [part]}], reading(), chat_template=template, use_tqdm=False)

@@ -363,7 +363,7 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
         made: list[Any] = [{"prompt_token_ids": ids, **each} for ids, each in zip(encoded, prompts, strict=True)]
         made = _with_options(made, mm_processor_kwargs)
         for each in made:
-            given_images(each, config.max_media, config.why_no_images)
+            given_images(each, config.max_media, config.why_no_images, config.enable_mm_embeds)
         return made
 
     def _written(self, messages: Sequence[Any], **options: Any) -> list[Any]:
