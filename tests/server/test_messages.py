@@ -10,7 +10,7 @@ import pytest
 from asgi import AppThread, make_engine
 from tiny_llm import make_tiny_model
 
-from vllm.server.protocol.messages import MessageEvent, MessageObject, MessagesRequest
+from vllm.server.protocol.messages import MessageEvent, MessageObject
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
@@ -119,15 +119,6 @@ def test_the_context_may_end_before_max_tokens(server):
     answer = message(server, max_tokens=100_000)
     assert answer["stop_reason"] == "model_context_window_exceeded"
     assert sum(answer["usage"].values()) == SIZES["max_model_len"]
-
-
-def test_null_is_as_if_left_out(server):
-    optional = set(MessagesRequest.model_fields) - {"model", "messages", *GREEDY}
-    nulls = dict.fromkeys([*optional, *MessagesRequest.ACCEPTED, *MessagesRequest.REFUSED])
-    assert text_of(message(server, **nulls)) == text_of(message(server))
-    for name, (neutral, _) in MessagesRequest.REFUSED.items():
-        for value in neutral:
-            assert text_of(message(server, **{name: value})) == text_of(message(server)), (name, value)
 
 
 def test_readings_equal_those_of_chat(server):
@@ -278,12 +269,3 @@ def test_errors_have_anthropics_shape(server):
     answer = server.request("GET", PATH)
     assert (answer.status_code, answer.json()["type"]) == (405, "error")
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
-
-
-def test_what_changes_nothing_is_taken(server):
-    fields = {
-        "metadata": {"user_id": "u"}, "service_tier": "auto", "cache_control": {"type": "ephemeral"}, "tools": [],
-        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, "mcp_servers": [],
-        "thinking": {"type": "disabled"}, "tool_choice": {"type": "auto"}, "speed": "standard",
-    }  # fmt: skip
-    assert message(server, **fields)["content"] == message(server)["content"]
