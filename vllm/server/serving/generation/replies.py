@@ -96,7 +96,7 @@ class Reply(ABC):
                     if usage.in_every_chunk or _says_anything(piece):
                         yield {**self._frame, **piece, **usage.so_far()}
         if params:
-            yield {**self._frame, "choices": [], **params}
+            yield {**self._frame, "choices": [], **params, **usage.so_far()}
         if usage.is_wanted_last:
             yield {**self._frame, **usage.last_chunk_fields()}
 
