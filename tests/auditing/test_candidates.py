@@ -122,6 +122,15 @@ def test_documents_and_vectors_are_asked_in_python(model, monkeypatch):
     assert vllm.audit(rows, query="one", **options).candidates[1].ranking.queries == 1
 
 
+def test_rows_that_had_an_error_once_are_read(model, monkeypatch):
+    """As those of an earlier output have it."""
+    read_here(monkeypatch)
+    rows = [{"text": "one", "error": "the prompt has 254 tokens"}, {"text": "two"}]
+    options = {"reference": f"{model}:float32", "candidates": "bfloat16", "max_model_len": 128}
+    (found,) = vllm.audit(rows, labels=["a", "b"], **options).candidates
+    assert (found.rows, found.failed) == (2, 0)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -130,9 +139,13 @@ def test_documents_and_vectors_are_asked_in_python(model, monkeypatch):
         ({"labels": ["a"], "chunk_tokens": 8}, "chunk_tokens has no meaning for labels"),
         ({"gold": "label"}, "gold has no meaning for text"),
         ({"labels": []}, "labels must not be empty"),
+        ({"labels": " yes"}, "labels must be a list of texts, or of token ids, got ' yes'"),
+        ({"labels": [" yes", 5]}, "labels must be a list of texts, or of token ids"),
+        ({"labels": ["a"], "limit": -3}, "limit must be at least 1, got -3"),
+        ({"chunk_tokens": 2}, "chunk_tokens must be at least 4, got 2"),
     ],
 )
-def test_what_has_no_meaning_is_named(fields, message):
+def test_what_cannot_be_asked_is_named(fields, message):
     with pytest.raises(VLLMValidationError, match=message):
         vllm.audit(["text"], reference="embedded", candidates="bfloat16", **fields)
 

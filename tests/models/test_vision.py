@@ -607,6 +607,17 @@ def test_rows_that_are_refused(qwen: Tiny, taking_rows: LLM, given: Any, message
     generate(taking_rows, ["fine"])
 
 
+def test_rows_of_pictures_that_differ_in_size_come_with_it(tmp_path: Path) -> None:
+    tiny = make_tiny("pixtral", tmp_path)
+    llm = tiny.llm(enable_mm_embeds=True)
+    (made,) = llm.llm_engine.input_processor.pictures.process(GivenImages((draw(64, 24, 2),), (None,), {}))
+    given = {"image_embeds": picture_guests(llm)[1].tower.encode(made.values)}
+    with pytest.raises(VLLMValidationError, match="needs what the model's processor says of the .* image_sizes"):
+        generate(llm, [tiny.prompt("{}", given)])
+    given["image_sizes"] = made.values["image_sizes"]
+    check(tiny, tiny.prompt("{}", draw(64, 24, 2)), generate(llm, [tiny.prompt("{}", given)])[0])
+
+
 def test_rows_in_conversations(qwen: Tiny, taking_rows: LLM) -> None:
     given = rows_of(qwen, PICTURES[0])
     encoded = {key: saved(value) for key, value in given.items()}

@@ -74,8 +74,11 @@ def audit(
     kind = _kind(
         labels=labels is not None, questions=questions is not None, rerank=rerank or query is not None, embed=embed
     )
-    if labels is not None and not len(labels):
-        raise VLLMValidationError("labels must not be empty", "labels", labels)
+    if labels is not None:
+        _check_labels(labels)
+    for name, value, least in (("limit", limit, 1), ("chunk_tokens", chunk_tokens, 4)):
+        if value is not None and value < least:
+            raise VLLMValidationError(f"{name} must be at least {least}, got {value}", name, value)
     args: dict[str, Any] = {"template": template, "chunk_tokens": chunk_tokens, "query_field": query_field}
     for name, value in {**args, "gold": gold, "by": by or None}.items():
         if value is not None and kind not in _KINDS_OF[name]:
@@ -114,6 +117,13 @@ _KINDS_OF = {
     "template": ("labels",), "chunk_tokens": ("text",), "query_field": ("rerank",), "gold": ("labels", "questions"),
     "by": ("labels", "questions"),
 }  # fmt: skip
+
+
+def _check_labels(labels: Sequence[str] | Sequence[int]) -> None:
+    if not len(labels):
+        raise VLLMValidationError("labels must not be empty", "labels", labels)
+    if isinstance(labels, str) or len({isinstance(each, str) for each in labels}) > 1:
+        raise VLLMValidationError(f"labels must be a list of texts, or of token ids, got {labels!r}", "labels", labels)
 
 
 def _kind(**asked: bool) -> str:

@@ -181,7 +181,7 @@ async def _is_ours(server: AnyServer, given: Sequence[str] | Sequence[int]) -> b
 class OtherLabelScorer(ServerScorer):
     """Reads labels through a dialect; one of several tokens is read token by token, after the prompt's token ids."""
 
-    taken = ("error", "logprobs", "ranks", "label_mass")
+    taken = ("logprobs", "ranks", "label_mass")
 
     def __init__(
         self,

@@ -72,7 +72,7 @@ class TextScorer(EngineScorer):
     """Rows have own_logprobs and token_ids of the reference; kl, own_logprobs and same_top of a candidate: lists of a
     number a position."""
 
-    taken = ("token_ids", "own_logprobs", "kl", "same_top", "num_prompt_tokens", "error")
+    taken = ("token_ids", "own_logprobs", "kl", "same_top")
 
     def __init__(self, llm: LLM, chunk: int | None, output: Path, reference: Path | None) -> None:
         super().__init__(llm)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Results = dict[str, Any]
 """The fields of a row beside the input: a kind's results and num_prompt_tokens, or an error."""
 
+_OF_EACH_KIND = ("num_prompt_tokens", "error")
 # Statuses of an answer that is about one text.
 _OF_A_TEXT = (400, 413, 500)
 
@@ -27,7 +28,8 @@ class Scorer(ABC):
     """
     Attributes:
         model_name: of the model that is asked.
-        taken: names of results that no field of the input may have, also in a row without them.
+        taken: names of results that no field of the input may have, also in a row without them; further ones of each
+            kind are num_prompt_tokens and error.
         images: the rows' pictures; None: they have none.
     """
 
@@ -45,7 +47,7 @@ class Scorer(ABC):
     def _row(self, index: int, item: Item, results: Results) -> dict[str, Any]:
         """The input's other fields are kept where no result has their name."""
         record: dict[str, Any] = {"index": index, "text": item.text}
-        taken = {*record, *results, *self.taken}
+        taken = {*record, *results, *_OF_EACH_KIND, *self.taken}
         fields = item.fields if self.images is None else self.images.shown(item.fields)
         return {**record, **{name: value for name, value in fields.items() if name not in taken}, **results}
 

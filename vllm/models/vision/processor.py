@@ -200,14 +200,16 @@ class PictureProcessor(_KeptPictures):
                 self._word_ids[word_ids[0]] = kind
         self._shapes, self._text = self._tried(folder)
 
-    def _tried(self, folder: Path) -> tuple[dict[str, tuple[int, ...]], str]:
+    def _tried(self, folder: Path) -> tuple[dict[str, tuple[int, ...]], str | None]:
         """The names of all that the processor says of a picture, with the shapes of that by which tokens have
-        positions, and what it puts in its place. ValueError: it makes nothing of one."""
+        positions, and what it puts in the place of each; None: it depends on the picture's size. ValueError: it makes
+        nothing of one."""
         from PIL import Image
 
         known_as = json.dumps(self._defaults, sort_keys=True, default=str)
         try:
             data, text = self._data_of(Image.new("RGB", (64, 64)), self._defaults, known_as)
+            _, of_other = self._data_of(Image.new("RGB", (128, 32)), self._defaults, known_as)
         except Exception as error:  # the processor's code may do otherwise than most
             name = type(self._processor).__mro__[1].__name__
             raise ValueError(
@@ -215,7 +217,7 @@ class PictureProcessor(_KeptPictures):
                 "pass language_model_only=True"
             ) from error
         shapes = {name: tuple(_as_tensor(data[name]).shape) for name in self._of_positions & data.keys()}
-        return dict.fromkeys(data, ()) | shapes, text
+        return dict.fromkeys(data, ()) | shapes, text if text == of_other else None
 
     @property
     def placeholder(self) -> str:
@@ -280,14 +282,17 @@ class PictureProcessor(_KeptPictures):
         return made
 
     def _text_of_rows(self, given: GivenRows) -> str:
-        """The text that stands in a prompt for the picture of these rows. Without its size it is as any other."""
+        """The text that stands in a prompt for the picture of these rows."""
         fields = given.fields
         lacking, unknown = self._of_positions & self._shapes.keys() - fields.keys(), fields.keys() - self._shapes.keys()
+        names = ", ".join(sorted(self._shapes))
         if lacking or unknown:
             problem = f"needs {min(lacking)}" if lacking else f"has an unknown field {shown(min(unknown))}"
-            names = ", ".join(sorted(self._shapes))
             raise VLLMValidationError(f"{ROWS} {problem}: the model's processor says {names} of a picture", ROWS)
         if not fields:
+            if self._text is None:
+                message = f"{ROWS} needs what the model's processor says of the picture's size, one of {names}"
+                raise VLLMValidationError(message, ROWS)
             return self._text
         for name, value in fields.items():
             if name in self._of_positions and value.shape != self._shapes[name]:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _OPTIONS = ("read", "permutations", "min_label_mass", "truncate_prompt_tokens")
 _PATH = "/v1/decisions"
 _PROBE = "a"
-_TAKEN = (ANSWERS, "num_prompt_tokens", "error")
 
 
 class DecideTask(Task):
@@ -91,7 +90,7 @@ class DecideTask(Task):
 
 
 class EngineDecider(EngineScorer):
-    taken = _TAKEN
+    taken = (ANSWERS,)
 
     def __init__(self, llm: LLM, asked: QuestionSet, params: DecisionParams, images: RowImages | None = None) -> None:
         super().__init__(llm, images)
@@ -120,7 +119,7 @@ class EngineDecider(EngineScorer):
 
 
 class ServerDecider(ServerScorer):
-    taken = _TAKEN
+    taken = (ANSWERS,)
 
     def __init__(
         self, server: Server, asked: QuestionSet, fields: dict[str, Any], images: RowImages | None = None

@@ -80,7 +80,7 @@ class RerankOptions:
 
 
 class Embedder(EngineScorer):
-    taken = (EMBEDDING, "num_prompt_tokens", "error")
+    taken = (EMBEDDING,)
 
     def __init__(self, llm: LLM, options: EmbedOptions, images: RowImages | None = None) -> None:
         super().__init__(llm, images)
@@ -157,7 +157,7 @@ class Embedder(EngineScorer):
 
 
 class Reranker(EngineScorer):
-    taken = (SCORE, "num_prompt_tokens", "error")
+    taken = (SCORE,)
 
     def __init__(self, llm: LLM, options: RerankOptions, input_name: str, images: RowImages | None = None) -> None:
         super().__init__(llm, images)
@@ -220,7 +220,7 @@ class _ServerPooler(ServerScorer):
     def __init__(self, server: Server, given: dict[str, Any], probe: Item, images: RowImages | None = None) -> None:
         """`given`: fields of each request; None: left out."""
         super().__init__(server, images)
-        self.taken = (self.kind, "num_prompt_tokens", "error")
+        self.taken = (self.kind,)
         self._given = {name: value for name, value in given.items() if value is not None}
         # Ask of a probe first: a later refusal is then due to its text.
         server.wait(self.result(probe))
