@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,39 @@ def test_the_store_outlives_a_reset_of_the_prefix_cache(folder, tmp_path):
     llm.llm_engine.engine_core.scheduler.guests[-1].store.flush()
     assert llm.reset_prefix_cache()
     assert cached(run(llm))[0] == NUM_BLOCKS * 16
+    end(llm)
+
+
+def test_a_prompt_with_which_another_engine_goes_on_ends_once_it_is_written(folder, tmp_path, monkeypatch):
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path))
+    writing = llm.llm_engine.engine_core.scheduler.guests[-1].store._writing
+    write, may_write = writing._write, threading.Event()
+    monkeypatch.setattr(writing, "_write", lambda key, block: may_write.wait(60) and write(key, block))
+    asked = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"do_remote_decode": True}})
+
+    def next_end() -> tuple[str, Any]:
+        while True:
+            for output in llm.llm_engine.step():
+                if output.finished:
+                    return output.request_id, output.kv_transfer_params
+
+    llm.llm_engine.add_request("asked", {"prompt_token_ids": PROMPTS[0]}, asked)
+    llm.llm_engine.add_request("other", {"prompt_token_ids": [9] * 20}, READS)
+    assert next_end() == ("other", None)
+    may_write.set()
+    assert next_end() == ("asked", {"do_remote_prefill": True, "do_remote_decode": False})
+    may_write.clear()
+    monkeypatch.setattr("vllm.v1.features.kv_store.scheduler._HAND_ON_SECONDS", 0.05)
+    llm.llm_engine.add_request("asked", {"prompt_token_ids": [8, *PREFIX]}, asked)
+    assert next_end() == ("asked", None) and not llm.llm_engine.engine_core.has_work()
+    # One that is aborted meanwhile does not end another of its name.
+    monkeypatch.undo()
+    llm.llm_engine.add_request("asked", {"prompt_token_ids": [7, *PREFIX]}, asked)
+    llm.llm_engine.step()
+    llm.llm_engine.abort_request(["asked"])
+    llm.llm_engine.add_request("asked", {"prompt_token_ids": [9] * 20}, READS)
+    may_write.set()
+    assert next_end() == ("asked", None)
     end(llm)
 
 

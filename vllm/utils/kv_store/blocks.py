@@ -168,9 +168,15 @@ class BlockStore:
             self.forget(key)
         self._writing.take_back(keys)
 
-    def flush(self, seconds: float = _END_SECONDS) -> bool:
-        """Wait until what waits is written. False: it takes longer."""
-        return self._writing.wait(seconds)
+    def flush(self, seconds: float = _END_SECONDS, number: int | None = None) -> bool:
+        """Wait until what waits is written, or, with `number`, the first so many of all that was given. False: it
+        takes longer."""
+        return self._writing.wait(seconds, number)
+
+    @property
+    def num_given(self) -> int:
+        """Blocks that were given to be written, or taken back, since the start."""
+        return self._writing.num_given
 
     def close(self) -> None:
         """Write what waits, and end the segment."""
@@ -207,7 +213,7 @@ class _Writing:
     def __init__(self, folder: StoreFolder, shelf: str, about: dict[str, Any]) -> None:
         self._folder, self._shelf, self._about = folder, shelf, about
         self.keys: set[bytes] = set()
-        self.num_written = 0
+        self.num_written = self.num_given = 0
         self._waiting: deque[tuple[bytes, Bytes | None]] = deque()
         self._num_bytes = 0
         self._rests_until = 0.0
@@ -234,14 +240,16 @@ class _Writing:
 
     def _append(self, key: bytes, block: Bytes | None) -> None:
         self._waiting.append((key, block))
+        self.num_given += 1
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="kv-store", daemon=True)
             self._thread.start()
         self._change.notify_all()
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float, number: int | None) -> bool:
         with self._change:
-            return self._change.wait_for(lambda: not self._waiting, seconds)
+            end = self.num_given if number is None else number
+            return self._change.wait_for(lambda: self.num_given - len(self._waiting) >= end, seconds)
 
     def end(self) -> None:
         with self._change:

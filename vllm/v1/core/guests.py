@@ -95,8 +95,8 @@ class SchedulerGuest:
         """The step's requests are chosen: add what the guest's side in the worker needs to know of them."""
 
     def transfers(self) -> bool:
-        """Whether it keeps blocks for what goes on beside steps. Meanwhile steps are run, be they empty, and requests
-        may have to wait for blocks."""
+        """Whether something goes on beside steps, for which it may keep blocks. Meanwhile steps are run, be they empty,
+        and requests may have to wait for blocks."""
         return False
 
     def let_go(self) -> None:

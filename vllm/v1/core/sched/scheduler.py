@@ -49,7 +49,8 @@ class Scheduler:
         self._max_running = min(scheduler_config.max_num_seqs, cache_config.num_states or scheduler_config.max_num_seqs)
         self.max_model_len = max_model_len
         self.kv = KVCacheManager(cache_config)
-        self.refused: list[EngineCoreOutput] = []  # ends of requests that cannot be admitted; taken by the core
+        # Ends that no step gives, such as those of requests that cannot be admitted; taken by the core.
+        self.refused: list[EngineCoreOutput] = []
         self.requests: dict[str, Request] = {}
         self._by_priority = scheduler_config.policy == "priority"
         self.waiting = RequestQueue(self._by_priority)

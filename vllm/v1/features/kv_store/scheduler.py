@@ -4,6 +4,7 @@ there waits until it is read."""
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -88,6 +89,14 @@ class Read(NamedTuple):
     parts: set[Future[dict[bytes, Bytes]]]
 
 
+class HeldEnd(NamedTuple):
+    """The end of a prompt with which another engine goes on."""
+
+    output: EngineCoreOutput
+    number: int  # of all that was given to the store, up to the prompt's last block
+    until: float  # on the monotonic clock
+
+
 class StoredPrefixes(SchedulerGuest):
     """Reads for requests that are not queued yet, so that nothing is promised that may be lost; and gives what steps
     have filled to the store."""
@@ -98,7 +107,7 @@ class StoredPrefixes(SchedulerGuest):
             keeps_salted: whether blocks of requests with a cache_salt are written, too.
             most_staged_bytes: of blocks that have been read and are not in the cache yet.
         """
-        self.store = store
+        self.store, self._scheduler = store, scheduler
         self._kv, self._keeps_salted, self._requests = scheduler.kv, keeps_salted, scheduler.requests
         self._keeps_hidden = scheduler.cache_config.caches_hidden_states
         self._keeps_states = scheduler.cache_config.num_states is not None
@@ -116,6 +125,7 @@ class StoredPrefixes(SchedulerGuest):
         self._own_hashes: dict[str, tuple[str, list[bytes]]] = {}
         self._own_ids: dict[str, list[int]] = {}  # of prompts with pictures
         self._handed_on: set[str] = set()  # requests with which another engine goes on
+        self._held: deque[HeldEnd] = deque()
         self._is_off = False
         self._num_noted: dict[str, int] = {}  # leading blocks of a running request that need no further note
         self._num_back = self._num_queried_tokens = self._num_hit_tokens = 0
@@ -123,6 +133,9 @@ class StoredPrefixes(SchedulerGuest):
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def prepares(self, request: Request) -> bool:
+        if self._held:
+            # An earlier request of this name may have been aborted.
+            self._held = deque(each for each in self._held if each.output.request_id != request.request_id)
         if (request.kv_transfer_params or {}).get("do_remote_decode"):
             self._handed_on.add(request.request_id)
         if self._is_off or not self._is_kept(request):
@@ -190,6 +203,8 @@ class StoredPrefixes(SchedulerGuest):
 
     def prepared(self, is_idle: bool) -> Sequence[tuple[Request, str | None]]:
         """In order of their arrival."""
+        if self._held:
+            self._end_held(_PATIENCE if is_idle and not self._reads else 0.0)
         if not self._reads:
             return ()
         if is_idle:
@@ -326,7 +341,7 @@ class StoredPrefixes(SchedulerGuest):
         if blocks is not None and copied is not None and not self._is_off:
             self._write(blocks, copied, output)
         if self._handed_on:
-            self._hand_on(outputs)
+            self._hold(outputs)
 
     def _write(self, blocks: StepBlocks, copied: CopiedBlocks, output: ModelRunnerOutput) -> None:
         rows = chain(copied.rows, copied.hidden, copied.states)
@@ -335,14 +350,31 @@ class StoredPrefixes(SchedulerGuest):
             if filled.request_id not in output.errors and not self.store.will_have(filled.key):
                 self.store.write(filled.key, row)
 
-    def _hand_on(self, outputs: list[EngineCoreOutput]) -> None:
-        """Have the blocks of prompts that another engine goes on with on disk before it is told so, as upstream's
+    def _hold(self, outputs: list[EngineCoreOutput]) -> None:
+        """Keep the ends of prompts that another engine goes on with until their blocks are on disk, as upstream's
         proxies ask an engine that computes prompts."""
-        ended = [each for each in outputs if each.finish_reason is not None and each.request_id in self._handed_on]
-        if ended and self.store.flush(_HAND_ON_SECONDS):
-            for each in ended:
-                each.kv_transfer_params = {"do_remote_prefill": True, "do_remote_decode": False}
+        ended = {each.request_id for each in outputs if each.finish_reason is not None} & self._handed_on
+        now = time.monotonic()
+        ends = [each for each in outputs if each.request_id in ended]
+        self._held += [HeldEnd(each, self.store.num_given, now + _HAND_ON_SECONDS) for each in ends]
+        outputs[:] = [each for each in outputs if each.request_id not in ended]
         self._handed_on.intersection_update(self._requests)
+
+    def _end_held(self, seconds: float) -> None:
+        """Give the ends whose time has come, waiting for the first one."""
+        while self._held:
+            first = self._held[0]
+            is_written = self.store.flush(seconds, first.number)
+            if not is_written and time.monotonic() < first.until:
+                return
+            if is_written:
+                first.output.kv_transfer_params = {"do_remote_prefill": True, "do_remote_decode": False}
+            self._scheduler.refused.append(first.output)
+            self._held.popleft()
+            seconds = 0.0
+
+    def transfers(self) -> bool:
+        return bool(self._held)
 
     def broken(self, request: Request, keys: list[bytes]) -> None:
         if self._is_kept(request):
