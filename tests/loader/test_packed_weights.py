@@ -447,8 +447,7 @@ def test_processes_share_memory(model: Path, packed: Path) -> None:  # noqa: F81
         sys.path.insert(0, {str(Path(__file__).parents[1] / "support")!r})
         from pathlib import Path
         from models_util import load_model
-        from vllm.distributed.parallel_state import tensor_parallel
-from vllm.layers.weight_update import held_tensors
+        from vllm.layers.weight_update import held_tensors
         model, _ = load_model(Path({str(model)!r}))
         assert sum(float(each.float().sum()) for each in held_tensors(model) if each.numel() > 1) < 1e30
         print("ready", flush=True)

@@ -86,7 +86,7 @@ def test_the_last_batches_of_the_only_engine_are_waited_for_when_it_is_lost(
     ray_engines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(self: Any) -> None:
-        self._engines.append(ray_engines._Engine(actor=None))
+        self._engines.append(ray_engines._Engine(actor=None, bundles=None))
 
     monkeypatch.setattr(ray_engines.RayEngines, "_start", start)
     monkeypatch.setattr(ray_engines, "call_within", lambda *_: None)
