@@ -212,6 +212,7 @@ class LinearBase(nn.Module):
 
     @property
     def holds_own_weight(self) -> bool:
+        """Whether a user's quantisation method has the weight and multiplies with it."""
         return type(self.quant_method) is not UnquantizedLinearMethod
 
     def _own_slots(self) -> dict[str, WeightSlot]:

@@ -34,13 +34,13 @@ class EarlyPacking:
                 self._layers |= dict.fromkeys(names, layer)
 
     def filled(self, name: str) -> None:
-        """The tensor is in its place."""
+        """The tensor of that slot is in its place; told once for each."""
         layer = self._layers.get(name)
         if layer is None:
             return
         missing = self._missing[layer]
         missing.discard(name)
-        if not missing and layer not in self.packed:
+        if not missing:
             self.packed.add(layer)
             hand_over(partial(self._pack, layer))
 

@@ -62,8 +62,10 @@ def _code_identity() -> list[tuple[str, int, int]]:
 
 def _fingerprint(config: ModelConfig, files: list[Path], takes_adapters: bool, world_size: int) -> dict[str, Any]:
     """All that packed weights depend on."""
-    own = {"format": FORMAT, "code": _code_identity(), "adapters": takes_adapters, "ranks": world_size}
-    return own | {"stage": get_stage().part} | model_identity(config, files)
+    parts = {"ranks": world_size, "stage": get_stage().part}
+    return (
+        {"format": FORMAT, "code": _code_identity(), "adapters": takes_adapters} | parts | model_identity(config, files)
+    )
 
 
 Plan = Literal["map", "write"]

@@ -243,6 +243,7 @@ def test_the_first_converters_names_are_known(files: dict[str, Files], tmp_path:
         ({"clip.use_silu": True}, "clip.use_silu is not the activation of idefics3"),
         ({"clip.has_audio_encoder": True}, "clip.has_audio_encoder is not known for this projector"),
         ({"clip.vision.patch_size": 0}, "clip.vision.patch_size must be a positive integer, got 0"),
+        ({"clip.projector_type": ["idefics3"]}, "clip.projector_type must be one of"),
         ({"clip.vision.image_std": [1.0]}, "clip.vision.image_std must be three numbers"),
     ],
 )

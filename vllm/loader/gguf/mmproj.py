@@ -53,11 +53,14 @@ class ClipHeader:
             raise self.error(f"clip.vision.{key} must be a positive integer, got {shown(value)}")
         return value
 
-    def shape(self, tensor: str) -> tuple[int, ...]:
-        """The shape of a tensor that must be there."""
+    def shape(self, tensor: str, dimensions: int | None = None) -> tuple[int, ...]:
+        """The shape of a tensor that must be there, with so many dimensions."""
         if tensor not in self.file.tensors:
             raise self.error(f"has no tensor {tensor}")
-        return self.file.tensors[tensor].shape
+        shape = self.file.tensors[tensor].shape
+        if dimensions is not None and len(shape) != dimensions:
+            raise self.error(f"{tensor} must have {dimensions} dimensions, got shape {shape}")
+        return shape
 
     def pixels(self) -> Config:
         """The picture processor's mean and deviation."""
@@ -329,7 +332,7 @@ def whole_model(file: GGUFFile, decoder: GGUFFile, text: Config) -> WholeModel:
     """
     header = ClipHeader(file)
     kind = header.get("projector_type")
-    if (row := PROJECTORS.get(kind)) is None:
+    if not isinstance(kind, str) or (row := PROJECTORS.get(kind)) is None:
         raise header.error(f"clip.projector_type must be one of {', '.join(PROJECTORS)}, got {shown(kind)}")
     if (found := decoder.metadata.get("general.architecture")) != row.decoder:
         raise header.error(f"the tower is one of {row.decoder}, and {decoder.path.name} is {found}")
@@ -395,8 +398,8 @@ def _weight(h: ClipHeader, row: Projector, weight: Weight) -> Weight:
     if row.decoder != "qwen2vl":
         return weight
     if weight.tensor == "v.patch_embd.weight":
-        rows, *rest = weight.shape
-        h.shape(_SECOND)
+        rows, *rest = h.shape(weight.tensor, 4)
+        h.shape(_SECOND, 4)
         shape = (rows, rest[0], 2, *rest[1:])
 
         def stacked(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -412,5 +415,5 @@ def _weight(h: ClipHeader, row: Projector, weight: Weight) -> Weight:
 
 def _has_old_names(h: ClipHeader) -> bool:
     """Whether the file calls the MLP's layers by each other's names, as llama.cpp's first converters did."""
-    width, (rows, columns) = h.size("embedding_length"), h.shape("v.blk.0.ffn_up.weight")
+    width, (rows, columns) = h.size("embedding_length"), h.shape("v.blk.0.ffn_up.weight", 2)
     return rows == width != columns
