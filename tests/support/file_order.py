@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest import Config, Item
-    from xdist.scheduler import LoadFileScheduling
+    from pytest import Item
 
 _OPENAI = "tests/server"
 
@@ -56,33 +55,14 @@ def is_on_ray(item: Item | None) -> bool:
     return item is not None and _file(item.nodeid) in _ON_RAY
 
 
-def scheduling(config: Config, log: Any) -> LoadFileScheduling:
-    """As `--dist loadfile`, but with files that share something in one process, and in the order of the tests instead
-    of that of their numbers."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return _FIRST[_PLACES[file]][0] if file in _PLACES else file
-
-        def remove_node(self, node: Any) -> str | None:
-            """The test whose process died, which has failed; others do what is left of its work. (xdist's own hands out
-            files without a test left, and then waits for their results for ever.)"""
-            work = self.assigned_work.pop(node)
-            files = {file: [test for test in tests if not tests[test]] for file, tests in work.items()}
-            died = next((test for tests in files.values() for test in tests), None)
-            for file, tests in files.items():
-                left = {test: False for test in tests if test != died}
-                if left:
-                    self.workqueue[file] = left
-            if died is not None:
-                for other in self.assigned_work:
-                    self._reschedule(other)
-            return died
-
-    config.option.loadscopereorder = False
-    return Scheduling(config, log)
+def groups_of(items: Sequence[Item]) -> list[list[int]]:
+    """Numbers of the tests that one process runs: a file's, or those of files that share something. In the order of the
+    tests."""
+    groups: dict[str, list[int]] = {}
+    for number, item in enumerate(items):
+        file = _file(item.nodeid)
+        groups.setdefault(_FIRST[_PLACES[file]][0] if file in _PLACES else file, []).append(number)
+    return list(groups.values())
 
 
 def _file(nodeid: str) -> str:
