@@ -7,8 +7,10 @@ Where a process dies, the test that it ran has failed, and another process does 
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import random
 import signal
 import sys
 import warnings
@@ -85,6 +87,7 @@ class ForkedTests:
             status = 1
             try:
                 end_with_parent()
+                atexit._clear()
                 for other in self._workers:
                     other.close()
                 heard.close()
@@ -93,6 +96,7 @@ class ForkedTests:
             except BaseException:
                 sys.excepthook(*sys.exc_info())
             finally:
+                atexit._run_exitfuncs()
                 os._exit(status)
         said.close()
         self._workers[heard] = _Worker(pid, heard, left)
@@ -163,6 +167,7 @@ class _Said:
 
 def _run(session: pytest.Session, said: Connection, folder: Path, items: Iterator[pytest.Item]) -> None:
     """Run the tests in a process that was just forked."""
+    random.seed()
     config = session.config
     manager = config.pluginmanager
     manager.unregister(name="terminalreporter")
