@@ -129,7 +129,7 @@ DOORS = {
         text=lambda answer: "".join(part["text"] for item in answer["output"] for part in item["content"]),
         usage=lambda answer: (answer["usage"]["input_tokens"], answer["usage"]["output_tokens"]),
         end=lambda answer: [
-            *(answer[name] for name in ("status", "incomplete_details", "stop_reason")),
+            *(answer.get(name) for name in ("status", "incomplete_details", "stop_reason")),
             *(item["status"] for item in answer["output"]),
         ],
         at_limit=["incomplete", {"reason": "max_output_tokens"}, None, "incomplete"],
