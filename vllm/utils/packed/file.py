@@ -234,7 +234,7 @@ class Writer:
         piece = self.pieces[number]
         if piece.crc is None and piece.source is None:
             there = self.mapping.bytes[piece.start : piece.start + piece.size]
-            self.pieces[number] = replace(piece, crc=zlib.crc32(there))
+            self.pieces[number] = replace(piece, crc=zlib.crc32(there.data))
 
     def _write(self, data: memoryview, start: int) -> int:
         """Write bytes, and zeros up to the end of their last block if nothing was there: how many of the bytes were
