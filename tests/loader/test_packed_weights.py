@@ -284,7 +284,7 @@ def test_what_a_program_mapped_last_is_read_ahead(model: Path, packed: Path, mon
         read.append((len(self), should_stop()))
 
     def begin() -> list[tuple[int, bool]]:
-        """What is read, and whether it is to end at once, of a program that begins now."""
+        """Sizes of files that a program reads which begins now, and whether it is to end at once."""
         read.clear()
         monkeypatch.setattr(ahead, "_reading", None)
         ahead.begin()
@@ -298,7 +298,7 @@ def test_what_a_program_mapped_last_is_read_ahead(model: Path, packed: Path, mon
     monkeypatch.setattr(packed_file.Mapping, "read_ahead", read_ahead)
     (entry,) = files(packed)
     assert begin() == [(entry.stat().st_size, False)]
-    # What the configuration asks for after all ends it.
+    # A configuration that asks for another entry ends it.
     load_model(model)
     assert not ahead._reading[1].is_set()
     load_model(model, dtype="bfloat16")
