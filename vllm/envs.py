@@ -108,8 +108,8 @@ def packed_cache() -> Path | None:
 
 
 def packed_cache_least_bytes() -> int:
-    """VLLM_PACKED_CACHE_LEAST_MIB: how large a checkpoint must be for its packed weights to be kept, as bytes. When unset
-    it is 64 MiB, or 0 where VLLM_PACKED_CACHE asks for a cache by name."""
+    """VLLM_PACKED_CACHE_LEAST_MIB: how large a checkpoint must be for its packed weights to be kept, as bytes; unset,
+    64 MiB, or 0 where VLLM_PACKED_CACHE asks for a cache."""
     value = os.environ.get("VLLM_PACKED_CACHE_LEAST_MIB", "")
     if not value:
         return 0 if os.environ.get("VLLM_PACKED_CACHE") else 2**26

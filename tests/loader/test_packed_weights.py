@@ -54,9 +54,9 @@ def flip(path: Path, at: int) -> None:
 
 def test_small_models_are_kept_where_somebody_asks(
     model: Path,
-    packed: Path,
+    packed: Path,  # noqa: F811
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VLLM_PACKED_CACHE", "0")
     assert not is_mapped(load_model(model)[0])
