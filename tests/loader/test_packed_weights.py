@@ -468,9 +468,16 @@ def test_processes_share_memory(model: Path, packed: Path) -> None:  # noqa: F81
     assert sum(pss for _, pss in sizes) < 1.15 * whole
 
 
-def test_each_rank_maps_its_share(model: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_each_rank_maps_its_share(
+    num_stages: int,
+    model: Path,
+    packed: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     make_random_model("llama", "small", model)
     fields = {"skip_tokenizer_init": True, "max_model_len": 32, "dtype": "float32", "tensor_parallel_size": 2}
+    fields["pipeline_parallel_size"] = num_stages
     params = SamplingParams(max_tokens=3, temperature=0, logprobs=3, detokenize=False)
 
     def readings() -> list[float]:
@@ -479,12 +486,15 @@ def test_each_rank_maps_its_share(model: Path, packed: Path, monkeypatch: pytest
         llm.llm_engine.engine_core.shutdown()
         return output.outputs[0].logprobs.logprobs.tolist()
 
-    first, second = readings(), readings()
-    assert [path.stem.partition("-")[2] for path in files(packed)] == ["0of2", "1of2"]
-    assert len({path.stem.partition("-")[0] for path in files(packed)}) == 1
-    # A rank that lacks its share has all of them pack again.
+    first = readings()
+    written = {path: path.stat().st_ino for path in files(packed)}
+    second = readings()
+    assert {path: path.stat().st_ino for path in files(packed)} == written
+    assert [path.stem.partition("-")[2] for path in files(packed)] == ["0of2", "1of2"] * num_stages
+    assert len({path.stem.partition("-")[0] for path in files(packed)}) == num_stages
+    # A rank that lacks its share has all of its stage pack again.
     files(packed)[1].unlink()
     third = readings()
-    assert len(files(packed)) == 2
+    assert len(files(packed)) == 2 * num_stages
     monkeypatch.setenv("VLLM_PACKED_CACHE", "0")
     assert first == second == third == readings()

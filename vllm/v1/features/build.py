@@ -157,6 +157,10 @@ def stage_guests(runner: Any) -> Sequence[RunnerGuest]:
         from vllm.v1.features.swap.runner import SwapSpace
 
         guests.append(SwapSpace(runner))
+    if uses_store(config):
+        from vllm.v1.features.kv_store.runner import StoredBlocks
+
+        guests.append(StoredBlocks(runner))
     return guests
 
 
