@@ -83,10 +83,10 @@ def _figure(figure: str, candidate: Candidate, confidence: float) -> tuple[float
 
 def _text_figure(figure: str, table: TextTable, confidence: float) -> tuple[float, float]:
     """Positions of a text are not independent of each other: texts are what is drawn."""
-    if figure == "kl" and table.kl is None:
-        return math.nan, math.inf
     # A position whose likeliest token is not known may be a flip.
     values, count = table.kl if figure == "kl" else table.same_top != 1, len(table.index)
+    if values is None:
+        return math.nan, math.inf
     shares = table.text_sums(values) * count / table.num_positions.sum()
     limit = math.inf if table.num_unread else mean_upper_limit(shares, confidence)
     if figure == "kl":

@@ -124,9 +124,15 @@ def text_table(pairs: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> TextTa
         same_top.extend(-1 if other["same_top"][place] is None else other["same_top"][place] for place in read)
     if not index:
         return None
-    arrays = [np.asarray(each) for each in (index, counts, kl, reference, candidate, same_top)]
-    arrays[2:3] = [arrays[2]] if has_kl else [None]
-    return TextTable(*arrays, num_unread=num_unread)
+    return TextTable(
+        np.asarray(index),
+        np.asarray(counts),
+        np.asarray(kl) if has_kl else None,
+        np.asarray(reference),
+        np.asarray(candidate),
+        np.asarray(same_top),
+        num_unread,
+    )
 
 
 def text_statistics(table: TextTable) -> TextStatistics:
