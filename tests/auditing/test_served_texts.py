@@ -151,7 +151,7 @@ class Other:
 
 
 def reference_rows(folder: Path, tokenizer: Tokenizer, texts: list[str], chunk: int | None = None) -> Path:
-    """What a reference leaves behind: rows, and a table of `logprobs_of` with another seed."""
+    """Files of a reference: rows, and a table of `logprobs_of` with another seed."""
     path, size, tables = folder / "reference.jsonl", tokenizer.vocab_size, []
     with path.open("w") as rows:
         for index, text in enumerate(texts):

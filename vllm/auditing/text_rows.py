@@ -178,7 +178,7 @@ def _interval_by_text(table: TextTable) -> tuple[float, float]:
 
 
 def _absent(table: TextTable, num_tops: int) -> dict[str, str]:
-    """What a server does not give, in words."""
+    """Why figures of a server are not there, by name."""
     found, count = {}, len(table.reference)
     if table.kl is None:
         found["kl"] = "a server gives some tokens at each position, not the whole vocabulary"
