@@ -40,23 +40,28 @@ def table_path(rows: Path) -> Path:
 
 
 class TextTask(Task):
-    """Readings of each text's positions: of the reference, or of a candidate, compared with it."""
+    """Readings of each text's positions: of the reference, or of a candidate, compared with it.
+
+    Attributes:
+        chunk: tokens of a piece; None: whole texts are read.
+        reference: the reference's rows; None: it is read itself.
+    """
 
     command, suffix, has_tables = "audit", "texts", False
     more_deciding = ("max_logprob_token_ids",)
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args)
-        self._chunk: int | None = args.chunk_tokens
-        self._reference: Path | None = args.reference_rows
-        if args.url is not None or args.backend is not None:
-            raise CliError("whole vocabularies of texts are read in this process alone: no server, no --backend")
-        self.made_from = {"chunk_tokens": self._chunk}
-        if self._reference is not None:
-            self.made_from["reference"] = self._reference.name
+        self.chunk: int | None = args.chunk_tokens
+        self.reference: Path | None = args.reference_rows
+        if args.backend is not None:
+            raise CliError("whole vocabularies of texts are read in this process alone: no --backend")
+        self.made_from = {"chunk_tokens": self.chunk}
+        if self.reference is not None:
+            self.made_from["reference"] = self.reference.name
 
     def engine_scorer(self, llm: LLM) -> TextScorer:
-        return TextScorer(llm, self._chunk, self.output, self._reference)
+        return TextScorer(llm, self.chunk, self.output, self.reference)
 
     def server_scorer(self, server: Any) -> Any:
         raise NotImplementedError
@@ -93,7 +98,7 @@ class TextScorer(EngineScorer):
             self._check_size(path, reference)
 
     def _check_size(self, path: Path, reference: Path) -> None:
-        positions = sum(_num_positions(line) for line in reference.open("rb"))
+        positions = sum(num_positions(line) for line in reference.open("rb"))
         if path.stat().st_size != 4 * positions * self._size:
             width = path.stat().st_size / 4 / max(1, positions)
             raise CliError(f"the vocabulary has {self._size} tokens, the reference's readings have {width:g}")
@@ -148,23 +153,13 @@ class TextScorer(EngineScorer):
         return {**found, "num_prompt_tokens": len(token_ids)}
 
     def _pieces(self, token_ids: list[int]) -> list[tuple[list[int], int]] | str:
-        """The pieces that are read, each with the position whose logits come first; or why nothing is.
-
-        Whole texts from their first token on; or, as llama.cpp does, pieces of `chunk` tokens, the first replaced by
-        the one that begins a text, of which the second half is read."""
+        """See `pieces_of`; or why nothing is read."""
         longest = self._config.max_model_len
-        if self._chunk is None:
-            if 2 <= len(token_ids) <= longest:
-                return [(token_ids, 0)]
+        if self._chunk is not None and len(token_ids) < self._chunk:
+            return f"the text has {len(token_ids)} tokens, fewer than --chunk-tokens {self._chunk}"
+        if self._chunk is None and not 2 <= len(token_ids) <= longest:
             return f"the text has {len(token_ids)} tokens; it must have from 2 to {longest} (max_model_len={longest})"
-        size = self._chunk
-        if len(token_ids) < size:
-            return f"the text has {len(token_ids)} tokens, fewer than --chunk-tokens {size}"
-        starts = range(0, len(token_ids) - size + 1, size)
-        pieces = [token_ids[start : start + size] for start in starts]
-        if self._bos is not None:
-            pieces = [[self._bos, *piece[1:]] for piece in pieces]
-        return [(piece, size // 2) for piece in pieces]
+        return pieces_of(token_ids, self._chunk, self._bos)
 
     def _tables(self, token_ids: list[int], start: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Logprobs, float32 [rows, vocabulary], from the position `start` on, and the ids that follow, [rows]."""
@@ -179,6 +174,20 @@ class TextScorer(EngineScorer):
             if output.outputs[0].error is not None or output.prompt_tables is None:
                 raise CliError(f"a text cannot be read: {output.outputs[0].error}")
             yield output.prompt_tables.logprobs, np.asarray(token_ids[first + 1 : last + 1])
+
+
+def pieces_of(token_ids: list[int], chunk: int | None, bos: int | None) -> list[tuple[list[int], int]]:
+    """The pieces of a text that are read, each with the position whose logits come first.
+
+    Whole texts from their first token on; or, as llama.cpp does, pieces of `chunk` tokens, the first replaced by the
+    one that begins a text (None: nothing does), of which the second half is read."""
+    if chunk is None:
+        return [(token_ids, 0)]
+    starts = range(0, len(token_ids) - chunk + 1, chunk)
+    pieces = [token_ids[start : start + chunk] for start in starts]
+    if bos is not None:
+        pieces = [[bos, *piece[1:]] for piece in pieces]
+    return [(piece, chunk // 2) for piece in pieces]
 
 
 def compared(reference: np.ndarray, logprobs: np.ndarray, following: np.ndarray) -> dict[str, np.ndarray]:
@@ -196,7 +205,7 @@ def _table_of(path: Path, rows: Path, size: int) -> IO[bytes]:
     positions = 0
     if rows.exists():
         with rows.open("rb") as lines:
-            positions = sum(_num_positions(line) for line in lines if line.endswith(b"\n"))
+            positions = sum(num_positions(line) for line in lines if line.endswith(b"\n"))
     with io_errors("write", path):
         table = path.open("ab")
         if table.tell() < 4 * positions * size:
@@ -206,5 +215,6 @@ def _table_of(path: Path, rows: Path, size: int) -> IO[bytes]:
     return table
 
 
-def _num_positions(line: bytes) -> int:
+def num_positions(line: bytes) -> int:
+    """The positions of a row."""
     return len(json.loads(line).get("own_logprobs", ()))
