@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -174,7 +175,10 @@ class EngineCore:
             closed()
         self.executor.shutdown()
 
-    def collective_rpc(self, method: str | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:
+    def collective_rpc(self, method: str | bytes | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:
+        """`method`: also the pickle of a function, from the process that started this one."""
+        if isinstance(method, bytes):
+            method = pickle.loads(method)
         return self.executor.collective_rpc(method, args, kwargs)
 
 
