@@ -177,9 +177,8 @@ class EngineCore:
 
     def collective_rpc(self, method: str | bytes | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:
         """`method`: also the pickle of a function, from the process that started this one."""
-        if isinstance(method, bytes):
-            method = pickle.loads(method)
-        return self.executor.collective_rpc(method, args, kwargs)
+        called = pickle.loads(method) if isinstance(method, bytes) else method
+        return self.executor.collective_rpc(called, args, kwargs)
 
 
 def _kind_of_steps(config: VllmConfig) -> type[Steps]:
