@@ -169,14 +169,14 @@ def reference_rows(folder: Path, tokenizer: Tokenizer, texts: list[str], chunk: 
 
 
 def read(
-    other: Other, tokenizer: Tokenizer, folder: Path, texts: list[str] = TEXTS, chunk: int | None = None
+    other: Other, tokenizer: Tokenizer, folder: Path, texts: list[str] = TEXTS, chunk: int | None = None, first: int = 0
 ) -> list[dict[str, Any]]:
     with ScriptedServer(other) as server:
         args = argparse.Namespace(url=server.url, model=None, api_key=None, timeout=20.0, concurrency=4)
         with AnyServer(args) as asked:
             scorer = ServedTextScorer(asked, tokenizer, chunk, reference_rows(folder, tokenizer, texts, chunk))
-            items = [Item(i, text, {}) for i, text in enumerate(texts)]
-            return list(scorer.score(items, 0, 0, Progress(len(items), shown=False)))
+            items = [Item(i, text, {}) for i, text in enumerate(texts)][first:]
+            return list(scorer.score(items, first, 0, Progress(len(items), shown=False)))
 
 
 @pytest.mark.parametrize("form", ["ids", "echo", "behind", "content", "tgi"])
@@ -228,6 +228,12 @@ def test_other_tokens_are_errors_of_their_rows(
 def test_a_row_too_long_has_the_servers_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
     rows = read(Other("ids", tokenizer), tokenizer, tmp_path, ["short", "x" * 80])
     assert "error" not in rows[0] and rows[1]["error"] == "the prompt is longer than the context"
+
+
+def test_a_run_goes_on_behind_batches_that_are_there(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Rows and tables of the reference are those of the row."""
+    whole = read(Other("ids", tokenizer), tokenizer, tmp_path)
+    assert read(Other("ids", tokenizer), tokenizer, tmp_path, first=2)[0] == whole[2]
 
 
 def test_a_server_without_logprobs_of_prompts_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:

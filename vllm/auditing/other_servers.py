@@ -269,7 +269,8 @@ class OtherLabelScorer(ServerScorer):
         several = f", or not after token ids, which {self._long_label()} needs" if self._is_long else ""
         raise CliError(
             f"{self._any.client.url}: no labels can be read: neither /v1/completions with logprobs nor /generate with "
-            f"top_n_tokens gives any{several}; /v1/chat/completions makes another prompt, by its template"
+            f"top_n_tokens gives any{several}; /v1/chat/completions makes another prompt, by its template; "
+            "name the model's file or folder instead"
         )
 
     def _long_label(self) -> str:

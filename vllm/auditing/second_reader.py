@@ -1,4 +1,4 @@
-"""The process that reads a server's traffic once more, by another model, in one thread. It yields to all others.
+"""The process that reads a server's traffic once more, by another model. It yields to all others: nice 19, one thread.
 
 It is told what to do in lines of JSON: first `{"engine": {...}}`, fields of EngineArgs, and then, one a reading,
 `{"token_ids": [...], "start": s, "read": [[...], ...]}`: the ids that are read of the distribution of each token from
@@ -18,7 +18,7 @@ def main() -> int:
     # Output of other code must not be among the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
-    _yield_to_others()
+    os.setpriority(os.PRIO_PROCESS, 0, 19)
     jobs = (json.loads(line) for line in sys.stdin)
 
     import torch
@@ -39,14 +39,6 @@ def main() -> int:
             answer = {"error": f"{error}"}
         print(json.dumps(answer), file=answers)
     return 0
-
-
-def _yield_to_others() -> None:
-    """Run when a core is idle, as far as the system can say so: a thread of a step that waits for its core holds up all
-    the others of the step."""
-    os.setpriority(os.PRIO_PROCESS, 0, 19)
-    if hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _read(llm: Any, token_ids: list[int], start: int, read: list[list[int]]) -> list[list[float]]:

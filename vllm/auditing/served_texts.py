@@ -9,7 +9,6 @@ What a server has tokenised otherwise is an error of the row. None gives its who
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -18,14 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vllm.auditing.other_servers import GROWTH, LEAST, OF_A_TEXT, TOKEN_ID, TOPS, next_tokens
 from vllm.auditing.servers import AnyServer
-from vllm.auditing.text_task import num_positions, pieces_of, table_path
+from vllm.auditing.text_task import ReferenceRows, pieces_of
 from vllm.exceptions import CliError
 from vllm.scoring.batches import Progress
-from vllm.scoring.files import Item, io_errors
+from vllm.scoring.files import Item
 from vllm.scoring.scorers import Results, ServerScorer, failed
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.utils.server_client import ServerError
@@ -46,7 +43,7 @@ class Token:
         token_id, text: None: it is not named so.
         logprob: nats; None: it is not given, as of a first token.
         top_id, top_text, top_logprob: of the likeliest token in its place; None: they are not given.
-        likeliest: logprobs of the likeliest ones by text; empty: they are not named so.
+        likeliest: logprobs of the likeliest ones by text; None: they are not given so.
     """
 
     token_id: int | None
@@ -266,12 +263,7 @@ class ServedTextScorer(ServerScorer):
         super().__init__(server)
         self._any, self._chunk, self._names = server, chunk, Names(tokenizer)
         self._bos = next(iter(tokenizer.encode("")), None)
-        path = table_path(reference)
-        with io_errors("read", path):
-            self._table, self._known = path.open("rb"), reference.open("rb")
-        with reference.open("rb") as lines:
-            positions = sum(num_positions(line) for line in lines)
-        self._size = path.stat().st_size // 4 // max(1, positions)
+        self._reference = ReferenceRows(reference)
         self._dialect = server.wait(self._find_dialect(tokenizer.encode(_PROBE)))
         if chunk is not None and not self._dialect.takes_ids:
             raise CliError(f"--chunk-tokens: {server.client.url} reads texts, not token ids")
@@ -301,10 +293,11 @@ class ServedTextScorer(ServerScorer):
         self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress
     ) -> Iterator[dict[str, Any]]:
         """See Scorer."""
-        known = [json.loads(self._known.readline()) for _ in batch]
-        tops = [self._tops(len(each.get("own_logprobs", ()))) for each in known]
-        rows = enumerate(zip(batch, known, tops, strict=True), first_index)
-        return self._server.in_order([self._compared(index, *each) for index, each in rows][num_known:])
+        works = []
+        for index, item in list(enumerate(batch, first_index))[num_known:]:
+            known = self._reference.at(index)
+            works.append(self._compared(index, item, known, self._tops(len(known.get("own_logprobs", ())))))
+        return self._server.in_order(works)
 
     async def result(self, item: Item) -> Results:
         raise NotImplementedError
@@ -313,8 +306,7 @@ class ServedTextScorer(ServerScorer):
         """The reference's likeliest tokens of the next `count` positions."""
         found: list[int] = []
         while len(found) < count:
-            raw = self._table.read(4 * self._size * min(_PART, count - len(found)))
-            found += np.frombuffer(raw, dtype=np.float32).reshape(-1, self._size).argmax(1).tolist()
+            found += self._reference.table(min(_PART, count - len(found))).argmax(1).tolist()
         return found
 
     async def _compared(self, index: int, item: Item, known: dict[str, Any], tops: list[int]) -> dict[str, Any]:

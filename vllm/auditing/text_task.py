@@ -88,20 +88,13 @@ class TextScorer(EngineScorer):
         self._bos = next(iter(self._tokenizer.encode("")), None)
         if chunk is not None and chunk > self._config.max_model_len:
             raise CliError(f"--chunk-tokens must be at most max_model_len={self._config.max_model_len}, got {chunk}")
-        path = table_path(reference or output)
-        if reference is None:
-            self._table: IO[bytes] = _table_of(path, output, self._size)
-            self._known: IO[bytes] | None = None
-        else:
-            with io_errors("read", path):
-                self._table, self._known = path.open("rb"), reference.open("rb")
-            self._check_size(path, reference)
-
-    def _check_size(self, path: Path, reference: Path) -> None:
-        positions = sum(num_positions(line) for line in reference.open("rb"))
-        if path.stat().st_size != 4 * positions * self._size:
-            width = path.stat().st_size / 4 / max(1, positions)
-            raise CliError(f"the vocabulary has {self._size} tokens, the reference's readings have {width:g}")
+        self._known = None if reference is None else ReferenceRows(reference)
+        if self._known is None:
+            self._table = _table_of(table_path(output), output, self._size)
+        elif self._known.size not in (0, self._size):
+            raise CliError(
+                f"the vocabulary has {self._size} tokens, the reference's readings have {self._known.size:g}"
+            )
 
     def results(self, batch: Sequence[Item], use_tqdm: bool | Callable[..., Any]) -> Iterable[Results]:
         raise NotImplementedError
@@ -110,14 +103,10 @@ class TextScorer(EngineScorer):
         self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress
     ) -> Iterator[dict[str, Any]]:
         """See Scorer; each row comes as soon as it is complete."""
-        for index, item in enumerate(batch, first_index):
-            known = None if self._known is None else json.loads(self._known.readline())
-            if index < first_index + num_known:
-                if known is not None:
-                    self._table.seek(4 * self._size * len(known.get("own_logprobs", ())), os.SEEK_CUR)
-                continue
+        for index, item in list(enumerate(batch, first_index))[num_known:]:
             self._llm.reset_prefix_cache()
-            yield self._row(index, item, self._read(item) if known is None else self._compare(known))
+            results = self._read(item) if self._known is None else self._compare(self._known, index)
+            yield self._row(index, item, results)
 
     def _read(self, item: Item) -> Results:
         assert self._tokenizer is not None
@@ -134,21 +123,19 @@ class TextScorer(EngineScorer):
             self._table.flush()
         return {"token_ids": token_ids, "own_logprobs": own, "num_prompt_tokens": len(token_ids)}
 
-    def _compare(self, known: dict[str, Any]) -> Results:
+    def _compare(self, reference: ReferenceRows, index: int) -> Results:
         """A candidate's readings of the ids of a row of the reference."""
+        known = reference.at(index)
         if "error" in known:
             return failed(f"the reference: {known['error']}", known["num_prompt_tokens"])
         token_ids = known["token_ids"]
         pieces = self._pieces(token_ids)
         if isinstance(pieces, str):
-            self._table.seek(4 * self._size * len(known["own_logprobs"]), os.SEEK_CUR)
             return failed(pieces, len(token_ids))
         found: dict[str, list[Any]] = defaultdict(list)
         for piece, start in pieces:
             for logprobs, following in self._tables(piece, start):
-                raw = self._table.read(4 * self._size * len(following))
-                reference = np.frombuffer(raw, dtype=np.float32).reshape(-1, self._size)
-                for name, values in compared(reference, logprobs, following).items():
+                for name, values in compared(reference.table(len(following)), logprobs, following).items():
                     found[name] += values.tolist()
         return {**found, "num_prompt_tokens": len(token_ids)}
 
@@ -174,6 +161,39 @@ class TextScorer(EngineScorer):
             if output.outputs[0].error is not None or output.prompt_tables is None:
                 raise CliError(f"a text cannot be read: {output.outputs[0].error}")
             yield output.prompt_tables.logprobs, np.asarray(token_ids[first + 1 : last + 1])
+
+
+class ReferenceRows:
+    """A reference's rows and logprobs, of which later rows are asked for after earlier ones.
+
+    Attributes:
+        size: tokens of the vocabulary; 0: no row was read.
+    """
+
+    def __init__(self, rows: Path) -> None:
+        """CliError: they cannot be read."""
+        path = table_path(rows)
+        with io_errors("read", path):
+            self._table, self._rows = path.open("rb"), rows.open("rb")
+            with rows.open("rb") as lines:
+                positions = sum(_num_positions(line) for line in lines)
+            self.size = path.stat().st_size / 4 / max(1, positions)
+        self._next_index = self._next_position = 0
+
+    def at(self, index: int) -> dict[str, Any]:
+        """The row `index`; `table` begins at its first position."""
+        while True:
+            line, position = self._rows.readline(), self._next_position
+            self._next_index, self._next_position = self._next_index + 1, position + _num_positions(line)
+            if self._next_index > index:
+                self._table.seek(4 * int(self.size) * position)
+                row: dict[str, Any] = json.loads(line)
+                return row
+
+    def table(self, count: int) -> np.ndarray:
+        """Logprobs of the next positions, float32 [count, size]."""
+        raw = self._table.read(4 * int(self.size) * count)
+        return np.frombuffer(raw, dtype=np.float32).reshape(count, -1)
 
 
 def pieces_of(token_ids: list[int], chunk: int | None, bos: int | None) -> list[tuple[list[int], int]]:
@@ -205,7 +225,7 @@ def _table_of(path: Path, rows: Path, size: int) -> IO[bytes]:
     positions = 0
     if rows.exists():
         with rows.open("rb") as lines:
-            positions = sum(num_positions(line) for line in lines if line.endswith(b"\n"))
+            positions = sum(_num_positions(line) for line in lines if line.endswith(b"\n"))
     with io_errors("write", path):
         table = path.open("ab")
         if table.tell() < 4 * positions * size:
@@ -215,6 +235,5 @@ def _table_of(path: Path, rows: Path, size: int) -> IO[bytes]:
     return table
 
 
-def num_positions(line: bytes) -> int:
-    """The positions of a row."""
+def _num_positions(line: bytes) -> int:
     return len(json.loads(line).get("own_logprobs", ()))

@@ -33,8 +33,8 @@ _READER = "vllm.auditing.second_reader"
 _MODE = "raw_logprobs"
 # Requests that wait for the reference; what comes beyond is counted as dropped.
 _MOST_WAITING = 256
-# While the server has requests, a reading is followed by a rest of so many times its seconds: on few cores, the memory
-# that it reads is not free for a step even if no core is wanting.
+# While the server has requests, a reading is followed by a rest of so many times its seconds: on few cores even a
+# process that yields to all others slows steps, which wait for the slowest of their threads.
 _RESTS = 19
 _WAIT_SECONDS = 0.02
 _END_SECONDS = 5.0
