@@ -54,13 +54,26 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(bytes(data))
 
 
-def test_small_models_leave_nothing(model: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.delenv("VLLM_PACKED_CACHE_LEAST_MIB")
-    assert not is_mapped(load_model(model)[0])
-    monkeypatch.setenv("VLLM_PACKED_CACHE_LEAST_MIB", "0.000001")
+def test_small_models_are_kept_where_somebody_asks(
+    model: Path,
+    packed: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("VLLM_PACKED_CACHE", "0")
     assert not is_mapped(load_model(model)[0])
-    assert not packed.exists()
+    monkeypatch.delenv("VLLM_PACKED_CACHE_LEAST_MIB")
+    monkeypatch.delenv("VLLM_PACKED_CACHE")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "root"))
+    assert not is_mapped(load_model(model)[0])
+    assert not packed.exists() and not (tmp_path / "root" / "packed").exists()
+    monkeypatch.setenv("VLLM_PACKED_CACHE_LEAST_MIB", "0")
+    assert is_mapped(load_model(model)[0])
+    monkeypatch.delenv("VLLM_PACKED_CACHE_LEAST_MIB")
+    monkeypatch.setenv("VLLM_PACKED_CACHE", str(packed))
+    assert is_mapped(load_model(model)[0])
+    monkeypatch.setenv("VLLM_PACKED_CACHE_LEAST_MIB", "1")
+    assert not is_mapped(load_model(model)[0])
 
 
 @pytest.mark.parametrize("value", ["true", "off"])
