@@ -150,6 +150,8 @@ class ModelConfig:
         one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         at_least("max_model_len", self.max_model_len, 1)
         self._fill("limit_mm_per_prompt", image_limit(self.limit_mm_per_prompt))
+        if not isinstance(self.mm_processor_kwargs, dict | None):
+            raise ValueError(f"mm_processor_kwargs must be a dict of options, got {self.mm_processor_kwargs!r}")
         MediaAccess.of(self.allowed_media_domains, self.allowed_local_media_path)
         if self.enable_mm_embeds and self.why_no_images:
             raise ValueError(f"enable_mm_embeds=True is for a model that reads pictures: {self.why_no_images}")
