@@ -120,7 +120,7 @@ class BuildKernels(Command):
 class Requirements(Command):
     """Prints what the package needs, one a line."""
 
-    user_options: ClassVar[list[tuple[str, str | None, str | None]]] = [("extras=", None, "extras, with commas between")]
+    user_options: ClassVar[list[tuple[str, str | None, str | None]]] = [("extras=", None, "extras, by commas")]
 
     def initialize_options(self) -> None:
         self.extras = ""
