@@ -37,7 +37,7 @@ def shared_folder(factory: pytest.TempPathFactory) -> Path:
 
 
 class _Worker:
-    """What is known of a process that runs tests."""
+    """A process that runs tests, as the one that collected them knows it."""
 
     def __init__(self, pid: int, reports: Connection, left: list[int]) -> None:
         self.pid, self.reports = pid, reports
