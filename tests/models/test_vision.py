@@ -52,6 +52,8 @@ class Tiny(NamedTuple):
 
     def llm(self, **fields: Any) -> LLM:
         usual = {"dtype": "float32", "max_model_len": 400, "max_logprobs": -1, "max_num_seqs": 8}
+        if options := FAMILIES[self.name].options:
+            usual["mm_processor_kwargs"] = options
         return LLM(str(self.folder), **{**usual, **fields})
 
 
