@@ -32,6 +32,7 @@ from upstream_tables import (
     MODELS,
     POOLING_MODELS,
     SKIPS,
+    VISION_MODELS,
 )
 
 HERE = Path(__file__).parent
@@ -91,15 +92,19 @@ def main() -> None:
 
 def prepare(tests: Path, work: Path) -> None:
     """Copy the tests to work/tests, with the model's folder for models' names and our shared fixtures."""
-    sys.path[:0] = [str(SUPPORT), str(HERE / "upstream_support"), str(ROOT)]
+    sys.path[:0] = [str(SUPPORT), str(HERE.parent / "models"), str(HERE / "upstream_support"), str(ROOT)]
     from adapter_model import make_adapter_of
     from pooling_models import make_pooling_models
+    from tiny_vision import ASSISTANT, make_chat_model
     from word_model import make_word_model
 
     model = make_word_model(work / "tiny", (file.read_text() for file in sorted(tests.rglob("*.py"))), markers=MARKERS)
     pooling = make_pooling_models(work)
     places = {**dict.fromkeys(MODELS, model), **{name: pooling[kind] for name, kind in POOLING_MODELS.items()}}
     places |= dict.fromkeys(ADAPTERS, make_adapter_of(model, work / "adapter"))
+    for family in set(VISION_MODELS.values()):
+        make_chat_model(family, work / family, ASSISTANT)
+    places |= {name: work / family for name, family in VISION_MODELS.items()}
     copy = work / "tests"
     shutil.copytree(tests, copy, ignore=shutil.ignore_patterns("__pycache__", "kernels", "compile", "distributed"))
     if (tests.parent / "examples").is_dir():
@@ -135,7 +140,10 @@ def expand(tests: Path, name: str) -> list[str]:
 
 def run(work: Path, file: str, arguments: argparse.Namespace) -> Result:
     """One file in a pytest of its own."""
-    path = os.pathsep.join([str(ROOT), str(SUPPORT), str(work), *filter(None, [os.environ.get("PYTHONPATH")])])
+    places = [ROOT, SUPPORT, HERE.parent / "models", work]
+    path = os.pathsep.join([*map(str, places), *filter(None, [os.environ.get("PYTHONPATH")])])
+        [str(ROOT), str(SUPPORT), str(HERE.parent / "models"), str(work), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     tables = {"SKIPS": SKIPS, "ABSENT": ABSENT, "DROPPED_FLAGS": DROPPED_FLAGS}
     tables["ADAPTERS"] = dict.fromkeys(ADAPTERS, str(work / "adapter"))
     # Their models have longer contexts than ours.
