@@ -142,8 +142,6 @@ def run(work: Path, file: str, arguments: argparse.Namespace) -> Result:
     """One file in a pytest of its own."""
     places = [ROOT, SUPPORT, HERE.parent / "models", work]
     path = os.pathsep.join([*map(str, places), *filter(None, [os.environ.get("PYTHONPATH")])])
-        [str(ROOT), str(SUPPORT), str(HERE.parent / "models"), str(work), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
     tables = {"SKIPS": SKIPS, "ABSENT": ABSENT, "DROPPED_FLAGS": DROPPED_FLAGS}
     tables["ADAPTERS"] = dict.fromkeys(ADAPTERS, str(work / "adapter"))
     # Their models have longer contexts than ours.
