@@ -16,7 +16,7 @@ from transformers.video_utils import read_video_pyav
 
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.media import MediaAccess, PictureLoader, PictureSource, films
-from vllm.inputs.media.films import CHOSEN_FRAMES, film
+from vllm.inputs.media.films import FilmFrames, film
 from vllm.inputs.videos import Video
 
 av = pytest.importorskip("av")
@@ -62,13 +62,46 @@ def test_frames_are_those_of_transformers(count: int, form: str, codec: str, tmp
     (tmp_path / "film").write_bytes(data)
     found = film("place", data)
     numbers = found.metadata["frames_indices"]
-    assert len(numbers) == min(CHOSEN_FRAMES, count) and (numbers[0], numbers[-1]) == (0, count - 1)
+    assert len(numbers) == min(32, count) and (numbers[0], numbers[-1]) == (0, count - 1)
     assert numbers == np.linspace(0, count - 1, len(numbers), dtype=int).tolist()
     frames, metadata = read_video_pyav(str(tmp_path / "film"), lambda metadata, **_: numbers)
     assert np.array_equal(found.frames, frames)
     assert found.metadata["fps"] == metadata.fps == 8 and found.metadata["total_num_frames"] == count
     video = Video.of("field", found.frames, found.metadata)
     assert video.options == {"do_sample_frames": False} and video.metadata["duration"] == count / 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "numbers"),
+    [
+        ({"num_frames": 4}, [0, 13, 26, 39]),
+        ({"num_frames": -1}, list(range(40))),
+        ({"fps": 0.5}, [0, 39]),
+        ({"fps": 0.01, "num_frames": 8}, [0]),
+        ({"fps": -1, "num_frames": 1}, [0]),
+    ],
+)
+def test_frames_are_chosen_as_is_asked_for(fields: dict[str, Any], numbers: list[int]) -> None:
+    chosen = FilmFrames.of({"image": {}, "video": fields})
+    found = film("place", FILM, None, chosen)
+    assert found.metadata["frames_indices"] == numbers
+    assert np.array_equal(found.frames, film("place", FILM, None, FilmFrames(40)).frames[numbers])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "must be a dict"),
+        ({"image": {"mode": "L"}}, "not 'image'"),
+        ({"video": {"backend": "opencv"}}, "not 'backend'"),
+        ({"video": {"num_frames": 0}}, "num_frames must be a number from 1 to 768"),
+        ({"video": {"num_frames": 2.5}}, "num_frames must be a number"),
+        ({"video": {"fps": "2"}}, "fps must be a number above 0"),
+    ],
+)
+def test_options_that_are_refused(given: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"media_io_kwargs.*{message}"):
+        FilmFrames.of(given)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +142,7 @@ def test_pixels_are_counted_before_they_are_made(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(films, "_frames", lambda *_: pytest.fail("frames were decoded"))
 
     def refuse(count: int) -> None:
-        assert count == CHOSEN_FRAMES * 48 * 32
+        assert count == 32 * 48 * 32
         raise VLLMValidationError("place has too many", "place")
 
     with pytest.raises(VLLMValidationError, match="too many"):

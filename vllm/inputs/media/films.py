@@ -5,16 +5,15 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.media.decoding import MAX_PIXELS
+from vllm.inputs.media.sources import MAX_FRAMES
 from vllm.inputs.videos import GivenVideo
-
-CHOSEN_FRAMES = 32
-"""How many frames of a film are read, evenly spaced: upstream's default."""
 
 _MAX_FRAMES = 2**16
 _MAX_DECODED_PIXELS = 2**34  # of all frames up to the last that is chosen: four and a half minutes of 1920 x 1080
@@ -23,13 +22,60 @@ _MAX_SECONDS = 30.0
 _CODECS = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4")
 
 
-def film(name: str, data: bytes, reserve: Callable[[int], None] | None = None) -> GivenVideo:
-    """Frames of an MP4 or WebM file, uint8 [T, H, W, 3]: `CHOSEN_FRAMES` from the first to the last, evenly spaced, or
-    all of fewer. They are those of transformers' PyAV reader at the same numbers.
+@dataclass(frozen=True)
+class FilmFrames:
+    """
+    Attributes:
+        count: the most frames of a film that are read, evenly spaced from the first to the last; upstream's default.
+        rate: the most of a second; None: as many as `count` says.
+    """
+
+    count: int = 32
+    rate: float | None = None
+
+    @classmethod
+    def of(cls, given: Any) -> FilmFrames:
+        """media_io_kwargs, {"video": {"num_frames": N, "fps": F}}; upstream's -1 is as many as there may be.
+
+        Raises:
+            ValueError: it has other fields, or they are no such numbers.
+        """
+        name = "media_io_kwargs"
+        if not isinstance(given, dict | None):
+            raise ValueError(f'{name} must be a dict such as {{"video": {{"num_frames": 32}}}}, got {shown(given)}')
+        fields = (given or {}).get("video") or {}
+        others = [kind for kind, value in (given or {}).items() if kind != "video" and value]
+        if others or not isinstance(fields, dict) or (others := [*(fields.keys() - {"num_frames", "fps"})]):
+            wrong = shown(others[0] if others else fields)
+            raise ValueError(f"{name} has num_frames and fps of video, not {wrong}: others are read as they are")
+        count, rate = fields.get("num_frames"), fields.get("fps")
+        count = cls.count if count is None else MAX_FRAMES if count == -1 else count
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= MAX_FRAMES:
+            raise ValueError(f"{name}: num_frames must be a number from 1 to {MAX_FRAMES}, or -1, got {shown(count)}")
+        rate = None if rate in (-1, None) else rate
+        if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0):
+            raise ValueError(f"{name}: fps must be a number above 0, or -1, got {shown(rate)}")
+        return cls(count, rate)
+
+    def numbers(self, total: int, rate: float) -> list[int]:
+        """Which of a film's `total` frames, `rate` a second (0: unknown), are read."""
+        count = min(self.count, total)
+        if self.rate is not None and rate > 0:
+            count = min(count, max(1, int(total / rate * self.rate)))
+        found: list[int] = np.linspace(0, total - 1, count).astype(int).tolist()
+        return found
+
+
+def film(
+    name: str, data: bytes, reserve: Callable[[int], None] | None = None, chosen: FilmFrames = FilmFrames()
+) -> GivenVideo:
+    """Frames of an MP4 or WebM file, uint8 [T, H, W, 3], to the bit those of transformers' PyAV reader at the same
+    numbers.
 
     Args:
         name: the request's field, in errors.
         reserve: is told the number of pixels before they are made; it may raise.
+        chosen: which frames.
 
     Raises:
         VLLMValidationError: another format or codec, a damaged file, more frames or pixels than are read, or PyAV is
@@ -48,7 +94,7 @@ def film(name: str, data: bytes, reserve: Callable[[int], None] | None = None) -
             count = _num_frames(name, container)
         # A second reader, as those that were read to the end cannot all begin anew.
         with av.open(io.BytesIO(data), format=kind) as container:
-            return _read(name, container, count, reserve)
+            return _read(name, container, count, reserve, chosen)
     except (VLLMValidationError, MemoryError):
         raise
     except av.FFmpegError:
@@ -85,7 +131,9 @@ def _stream(name: str, container: Any) -> Any:
     return stream
 
 
-def _read(name: str, container: Any, count: int, reserve: Callable[[int], None] | None) -> GivenVideo:
+def _read(
+    name: str, container: Any, count: int, reserve: Callable[[int], None] | None, chosen: FilmFrames
+) -> GivenVideo:
     stream = _stream(name, container)
     context = stream.codec_context
     size = context.width * context.height
@@ -95,7 +143,8 @@ def _read(name: str, container: Any, count: int, reserve: Callable[[int], None] 
     if size * count > _MAX_DECODED_PIXELS:
         message = f"{name} has {count} frames of {size} pixels, more than {_MAX_DECODED_PIXELS} pixels together"
         raise VLLMValidationError(message, name)
-    numbers = np.unique(np.linspace(0, count - 1, min(CHOSEN_FRAMES, count)).astype(int)).tolist()
+    rate = float(stream.average_rate or 0)
+    numbers = chosen.numbers(count, rate)
     if reserve is not None:
         reserve(size * len(numbers))
     context.options = {"max_pixels": str(MAX_PIXELS)}
@@ -104,7 +153,6 @@ def _read(name: str, container: Any, count: int, reserve: Callable[[int], None] 
     # A file's last packets may hold no frame of their own.
     numbers = numbers[: len(frames)]
     said: dict[str, Any] = {"total_num_frames": count, "frames_indices": numbers, "video_backend": "pyav"}
-    rate = float(stream.average_rate or 0)
     if rate > 0:
         said |= {"fps": rate, "duration": count / rate}
     return GivenVideo(np.stack(frames), {**said, "do_sample_frames": False})

@@ -16,7 +16,7 @@ from vllm.exceptions import QueueOverflowError, VLLMValidationError, shown
 from vllm.inputs.images import KINDS, MAX_IMAGES, PlacedImage
 from vllm.inputs.media.access import MediaAccess
 from vllm.inputs.media.decoding import check_size, decoded
-from vllm.inputs.media.films import film
+from vllm.inputs.media.films import FilmFrames, film
 from vllm.inputs.media.sources import PictureSource
 from vllm.inputs.videos import GivenVideo, as_videos
 
@@ -43,8 +43,15 @@ class LoadedPictures:
 class PictureLoader:
     """Loads the pictures that requests describe, so many a prompt. `load` belongs to one event loop."""
 
-    def __init__(self, access: MediaAccess, most: int = MAX_IMAGES, most_videos: int = MAX_IMAGES) -> None:
+    def __init__(
+        self,
+        access: MediaAccess,
+        most: int = MAX_IMAGES,
+        most_videos: int = MAX_IMAGES,
+        film_frames: FilmFrames | None = None,
+    ) -> None:
         self._access, self._most, self._most_videos = access, most, most_videos
+        self._film_frames = film_frames or FilmFrames()
         self._fetches = asyncio.Semaphore(_MAX_FETCHES)
 
     async def load(self, sources: Sequence[PictureSource], most: int | None = None) -> LoadedPictures:
@@ -73,7 +80,7 @@ class PictureLoader:
         self._check_count(sources, self._most)
         if any(each.scheme in ("http", "https") for each in sources):
             # Another event loop needs another loader.
-            other = PictureLoader(self._access, self._most, self._most_videos)
+            other = PictureLoader(self._access, self._most, self._most_videos, self._film_frames)
             with ThreadPoolExecutor(1) as thread:
                 return thread.submit(lambda: asyncio.run(other.load(sources))).result()
         held = _Held()
@@ -101,7 +108,7 @@ class PictureLoader:
         assert source.url is not None
         async with self._fetches:
             data = await fetched(source.name, source.url, self._access, source.kind)
-            return await run(_decoders(), held.made, source.name, lambda reserve: _read(source, data, reserve))
+            return await run(_decoders(), held.made, source.name, lambda reserve: self._read(source, data, reserve))
 
     def _made(self, source: PictureSource, held: _Held) -> Any:
         """The picture or the video of a source that is here."""
@@ -124,7 +131,13 @@ class PictureLoader:
         else:
             message = f"{source.name} must be a data:, http:, https: or file: URL, got {shown(source.scheme)}"
             raise VLLMValidationError(message, source.name)
-        return held.made(source.name, lambda reserve: _read(source, data, reserve))
+        return held.made(source.name, lambda reserve: self._read(source, data, reserve))
+
+    def _read(self, source: PictureSource, data: bytes, reserve: Callable[[int], None]) -> Any:
+        """The picture or the video in a file."""
+        if source.kind == "video":
+            return film(source.name, data, reserve, self._film_frames)
+        return decoded(source.name, data, reserve)
 
 
 def with_pictures(
@@ -148,11 +161,6 @@ def with_pictures(
 
 def _uuids(sources: Sequence[PictureSource]) -> tuple[str | None, ...]:
     return tuple(each.uuid for each in sources)
-
-
-def _read(source: PictureSource, data: bytes, reserve: Callable[[int], None]) -> Any:
-    """The picture or the video in a file."""
-    return (film if source.kind == "video" else decoded)(source.name, data, reserve)
 
 
 def _given_video(source: PictureSource) -> Any:
