@@ -193,7 +193,7 @@ REASONING_NAMES = "reasoning keeps its name in a request; the template gets it b
 
 SKIPS = (
     ("responses/test_image.py", ""),
-    ("test_vision.py::test_single_chat_session_image_beamsearch", ""),
+    ("test_vision.py::test_single_chat_session_image_beamsearch", "refused by name"),
     ("test_vision.py::test_single_chat_session", TEMPLATE),
     ("test_error_on_invalid_image_url_type", "an image_url that is a text is read, too"),
     ("incorrect_uuid_format", "unknown fields are errors, unless a flag of the server lets them pass"),

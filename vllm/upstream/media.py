@@ -1,4 +1,4 @@
-"""Media: encoding works, for clients of other servers; nothing fetches or decodes them."""
+"""Media: encoding works, for clients; what processes them is inside of the engine."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-_INSTEAD_REGISTRY = (
-    "only text models are served; describe the medium in the prompt, or send it to a model that reads it"
-)
+_INSTEAD_REGISTRY = "the engine processes media itself: give them in multi_modal_data, or as parts of messages"
 
 
 def refuse_media(what: str) -> NoReturn:
@@ -28,8 +26,8 @@ class MultiModalRegistry:
     """Upstream's registry of processors, without any."""
 
     def supports_multimodal_inputs(self, model_config: Any) -> bool:
-        """False: no model has them."""
-        return False
+        """Whether the engine's model reads pictures."""
+        return bool(getattr(model_config, "reads_images", False))
 
     def register_processor(self, processor: Any, *, info: Any = None, dummy_inputs: Any = None) -> Callable[..., Any]:
         """
