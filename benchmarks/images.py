@@ -244,7 +244,8 @@ def measure_joined(folder: Path, rounds: int) -> dict[int, float]:
 
 def be_upstream() -> None:
     """Let `import vllm` find upstream's, with the settings that it is fastest with here."""
-    sys.path.remove(str(ROOT))
+    # Libraries try to import a module `kernels`, which must not be the script beside this one.
+    sys.path[:] = [each for each in sys.path if Path(each).resolve() not in (ROOT, Path(__file__).resolve().parent)]
     os.chdir(tempfile.gettempdir())
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     usual = {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
