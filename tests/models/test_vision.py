@@ -347,8 +347,10 @@ def test_with_other_features(qwen: Tiny, fields: dict[str, Any]) -> None:
         check(qwen, prompt, output)
 
 
-@pytest.mark.parametrize(("name", "num_ranks"), [("lfm3_vl", 2), ("aria", 1), ("paddleocr_vl", 1)])
-def test_features_together(name: str, num_ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "num_tokens"), [("lfm3_vl", 2, 24), ("aria", 1, 24), ("paddleocr_vl", 1, 40)]
+)
+def test_features_together(name: str, num_ranks: int, num_tokens: int, tmp_path: Path) -> None:
     """Requests of families with recurrent states, with experts, and with positions on three axes are drafted and
     preempted, one is under a grammar, and two show one picture."""
     tiny = make_tiny(name, tmp_path)
@@ -364,7 +366,7 @@ def test_features_together(name: str, num_ranks: int, tmp_path: Path) -> None:
     tokens = FAMILIES[name].tokens
     # transformers takes a placeholder that was generated for a picture.
     never = dict.fromkeys(llm.get_tokenizer().convert_tokens_to_ids(list(tokens)), -100)
-    params = [reading(max_tokens=40, prompt_logprobs=None, logit_bias=never) for _ in prompts]
+    params = [reading(max_tokens=num_tokens, prompt_logprobs=None, logit_bias=never) for _ in prompts]
     params[3] = reading(prompt_logprobs=None, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
     outputs = generate(llm, prompts, params)
     assert llm.llm_engine.engine_core.scheduler.num_preemptions
