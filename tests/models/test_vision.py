@@ -440,6 +440,10 @@ def test_modes_and_arrays(llava: Tiny, mode: str) -> None:
         ({"prompt": "<image>" * 4, "multi_modal_data": {"image": PICTURES[:1] * 4}}, "limit_mm_per_prompt allows 3"),
         ({"prompt": "a", "mm_processor_kwargs": {"size": 1}}, "mm_processor_kwargs is not supported"),
         (
+            {"prompt": "<image>", "multi_modal_data": {"image": PICTURES[0]}, "mm_processor_kwargs": {"sizes": 1}},
+            "mm_processor_kwargs: 'sizes' is no option of the model's processor",
+        ),
+        (
             {"prompt": "<image>", "multi_modal_data": {"image": PICTURES[0]}, "mm_processor_kwargs": {"size": "x"}},
             "mm_processor_kwargs: the picture cannot be processed",
         ),

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -157,7 +158,7 @@ def test_what_cannot_be_logged_is_counted(
 ) -> None:
     monkeypatch.setattr(audit_share.subprocess, "Popen", Reader)
     log = Path("/dev/full") if is_full else tmp_path / "log"
-    audit = audit_share.ServedAudit(1.0, {}, str(log))
+    audit = audit_share.ServedAudit(1.0, {}, str(log), keeps_texts=False, is_busy=lambda: False)
     for _ in range(2):
         audit._waiting.put(lambda: {"job": {}, "row": {"logprobs": [[-2.0, -1.0, -math.inf]]}})
     audit.close()
@@ -170,6 +171,25 @@ def test_what_cannot_be_logged_is_counted(
     ] * is_full
     if not is_full:
         assert [row["reference_logprobs"] for row in rows_of(log, 2)] == [[[-1.0, -2.0, None]]] * 2
+
+
+def test_a_reading_is_followed_by_a_rest_while_the_server_has_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, busy_until = [0.0], [math.inf]
+    clock = SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds), time=time.time
+    )
+    monkeypatch.setattr(audit_share.subprocess, "Popen", Reader)
+    is_busy = lambda: now[0] < busy_until[0]  # noqa: E731
+    audit = audit_share.ServedAudit(1.0, {}, str(tmp_path / "log"), keeps_texts=False, is_busy=is_busy)
+    monkeypatch.setattr(audit_share, "time", clock)
+    audit._rest(0.1)
+    assert now[0] == pytest.approx(0.1 * audit_share._RESTS, abs=2 * audit_share._WAIT_SECONDS)
+    now[0], busy_until[0] = 0.0, 0.5
+    audit._rest(0.1)
+    assert now[0] == pytest.approx(0.5, abs=2 * audit_share._WAIT_SECONDS)
+    audit.close()
 
 
 def test_a_log_that_cannot_be_written(folders: tuple[Path, Path], tmp_path: Path) -> None:

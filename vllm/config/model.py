@@ -153,6 +153,8 @@ class ModelConfig:
         one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         at_least("max_model_len", self.max_model_len, 1)
         self._fill("limit_mm_per_prompt", image_limit(self.limit_mm_per_prompt))
+        if not isinstance(self.mm_processor_kwargs, dict | None):
+            raise ValueError(f"mm_processor_kwargs must be a dict of options, got {self.mm_processor_kwargs!r}")
         MediaAccess.of(self.allowed_media_domains, self.allowed_local_media_path)
         FilmFrames.of(self.media_io_kwargs)
         if self.enable_mm_embeds and self.why_no_images:

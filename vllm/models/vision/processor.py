@@ -211,6 +211,8 @@ class PictureProcessor(_KeptPictures):
         try:
             data, text = self._data_of(Image.new("RGB", (64, 64)), self._defaults, known_as)
             _, of_other = self._data_of(Image.new("RGB", (128, 32)), self._defaults, known_as)
+        except VLLMValidationError:
+            raise
         except Exception as error:  # the processor's code may do otherwise than most
             name = type(self._processor).__mro__[1].__name__
             raise ValueError(
@@ -233,6 +235,8 @@ class PictureProcessor(_KeptPictures):
     def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
         try:
             data, text = self._data_of(image, options, known_as)
+        except VLLMValidationError:
+            raise
         except Exception as error:  # the processor's code may refuse a picture or an option in any way
             field = OPTIONS if options else DATA
             raise VLLMValidationError(f"{field}: the picture cannot be processed: {error}", field) from error
@@ -318,6 +322,8 @@ class PictureProcessor(_KeptPictures):
             data, (text,) = self._processor._process_videos(
                 [video.frames], **merged, video_metadata=[dict(video.metadata)]
             )
+        except VLLMValidationError:
+            raise
         except Exception as error:  # as of pictures
             field = OPTIONS if options else DATA
             raise VLLMValidationError(f"{field}: the video cannot be processed: {error}", field) from error
@@ -359,12 +365,16 @@ class PictureProcessor(_KeptPictures):
 
     def _merged(self, options: Mapping[str, Any], known_as: str) -> dict[str, Any]:
         """transformers' options by the part that they are for; those of the latest prompt are kept, as it checks each
-        of them for milliseconds."""
+        of them for milliseconds. VLLMValidationError: it would leave one out."""
         latest, merged = self._latest_options
         if latest != known_as:
             merged = self._processor._merge_kwargs(
                 tokenizer_init_kwargs=self._tokenizer.init_kwargs, return_tensors="pt", **options
             )
+            known = merged.keys() | {name for part in merged.values() if isinstance(part, dict) for name in part}
+            if unknown := sorted(options.keys() - known):
+                message = f"{OPTIONS}: {shown(unknown[0])} is no option of the model's processor"
+                raise VLLMValidationError(message, OPTIONS, unknown[0])
             self._latest_options = known_as, merged
         return merged
 
