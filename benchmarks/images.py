@@ -42,7 +42,7 @@ _QUESTIONS = [
     f"Is there {thing} in it? Answer yes or no:" for thing in "a cat|a dog|text|sky|a car|snow|a face|red".split("|")
 ]
 _SHAPES = {"smolvlm": "<image>", "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>"}
-"""What stands for a picture in a prompt, by shape."""
+"""The text of a picture in a prompt, by shape."""
 _PARTS = ("ours", "upstream", "transformers_bfloat16", "transformers_float32", "texts", "joined")
 
 
