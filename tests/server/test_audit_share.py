@@ -127,6 +127,7 @@ def test_a_reference_that_dies_harms_nobody(server: tuple[LiveServer, Path]) -> 
         ({"audit_share": 2.0, "audit_reference": "m", "audit_log": "l"}, "--audit-share must be in 0..1, got 2.0"),
         ({"audit_share": 0.5, "audit_log": "l"}, "need each other"),
         ({"audit_reference": "int8", "audit_log": "l"}, "need each other"),
+        ({"audit_log": "l"}, "--audit-log is for --audit-share"),
         ({"audit_share": 0.5, "audit_reference": "int8", "audit_log": "l"}, "names no model"),
     ],
 )

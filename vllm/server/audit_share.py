@@ -49,13 +49,13 @@ class ServedAudit(Collector):
     """
 
     def __init__(
-        self, share: float, engine: dict[str, Any], log: str, keeps_texts: bool, is_busy: Callable[[], bool]
+        self, share: float, engine: dict[str, Any], log: str | None, keeps_texts: bool, is_busy: Callable[[], bool]
     ) -> None:
         """
         Args:
             share: probability that a request is read again.
             engine: EngineArgs of the reference.
-            log: file that gets a line of JSON for each.
+            log: file that gets a line of JSON for each; None: there is none.
             keeps_texts: whether prompts and answers are in it, too.
             is_busy: whether the server has requests.
 
@@ -64,8 +64,10 @@ class ServedAudit(Collector):
         """
         self._share, self._keeps_texts, self._is_busy = share, keeps_texts, is_busy
         self._random = random.Random()
-        # Unbuffered: a line that the disk has no room for is not tried again.
-        self._log: IO[bytes] | None = open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab", 0)  # noqa: SIM115
+        self._log: IO[bytes] | None = None
+        if log is not None:
+            # Unbuffered: a line that the disk has no room for is not tried again.
+            self._log = open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab", 0)  # noqa: SIM115
         self._is_closed = False
         self._registry = CollectorRegistry()
         self._requests = self._counter("requests", "Requests of the audit's share, by what became of them", "result")
@@ -260,7 +262,7 @@ def audited(state: ServerState) -> Iterator[None]:
     from vllm.auditing.models import ModelSpec
     from vllm.auditing.vocabularies import spec_tokenizer, vocabulary_difference
 
-    assert args.audit_reference is not None and args.audit_log is not None
+    assert args.audit_reference is not None
     config, tokenizer = engine.model_config, engine.input_processor.tokenizer
     if config.logprobs_mode != _MODE or config.runner_type == "pooling" or tokenizer is None:
         raise CliError(f"--audit-share needs a model that generates, its tokenizer, and --logprobs-mode {_MODE}")

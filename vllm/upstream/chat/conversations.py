@@ -99,7 +99,7 @@ def parse_chat_messages(
     Args:
         model_config: not read.
         content_format: "string": content as one text; "openai": as a list of one text part.
-        media_io_kwargs, mm_processor_kwargs: of media, which no message may hold: LLM.preprocess_chat takes these.
+        media_io_kwargs, mm_processor_kwargs: of media, which no message may hold.
 
     Returns:
         The messages; and None twice, for media and their names.

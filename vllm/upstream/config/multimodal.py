@@ -13,7 +13,7 @@ class MultiModalConfig(UnservedConfig):
     """How many items of a kind a prompt may hold, and how they are prepared."""
 
     instead: ClassVar[str] = (
-        "LLM and EngineArgs have these as arguments: limit_mm_per_prompt, mm_processor_kwargs (docs/images.md)"
+        "limit_mm_per_prompt, mm_processor_kwargs and enable_mm_embeds are arguments of LLM (docs/images.md)"
     )
     # Fields of how media are kept and hashed: without media, nothing is.
     harmless: ClassVar[frozenset[str]] = frozenset(
