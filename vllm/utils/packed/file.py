@@ -159,7 +159,11 @@ class Mapping:
             size = min(step, len(self) - start)
             if should_stop() or not self._read(start, size):
                 return
-            self._give_advice(start, size, mmap.MADV_DONTNEED)
+            self.release(start, size)
+
+    def release(self, start: int, size: int) -> bool:
+        """Take whole pages, which were never written to, out of this process's tables. Whether the system did."""
+        return self._give_advice(start, size, mmap.MADV_DONTNEED)
 
     def _read(self, start: int, size: int) -> bool:
         # Older systems only read ahead.
@@ -170,7 +174,7 @@ class Mapping:
         needed. Returns how many bytes; 0 where the system does not say which pages those are."""
         dropped = 0
         for start, stop in self._pages_of_file():
-            if self._give_advice(start, stop - start, mmap.MADV_DONTNEED):
+            if self.release(start, stop - start):
                 dropped += stop - start
         return dropped
 
@@ -235,6 +239,9 @@ class Writer:
         if piece.crc is None and piece.source is None:
             there = self.mapping.bytes[piece.start : piece.start + piece.size]
             self.pieces[number] = replace(piece, crc=zlib.crc32(there.data))
+            if piece.size >= _LARGE:
+                # Pages of what is packed already need not be in this process's tables before a step reads them.
+                self.mapping.release(piece.start, piece.size // _PAGE * _PAGE)
 
     def _write(self, data: memoryview, start: int) -> int:
         """Write bytes, and zeros up to the end of their last block if nothing was there: how many of the bytes were
