@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections import namedtuple
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import tensor_parallel
 from vllm.layers.weight_update import held_tensors
 from vllm.loader import packed_weights as module
+from vllm.utils.packed import ahead
 from vllm.utils.packed import file as packed_file
 from vllm.utils.packed import folder as packed_folder
 from vllm.utils.packed.file import Mapping, find_damage, read_content
@@ -52,13 +54,26 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(bytes(data))
 
 
-def test_small_models_leave_nothing(model: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.delenv("VLLM_PACKED_CACHE_LEAST_MIB")
-    assert not is_mapped(load_model(model)[0])
-    monkeypatch.setenv("VLLM_PACKED_CACHE_LEAST_MIB", "0.000001")
+def test_small_models_are_kept_where_somebody_asks(
+    model: Path,
+    packed: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("VLLM_PACKED_CACHE", "0")
     assert not is_mapped(load_model(model)[0])
-    assert not packed.exists()
+    monkeypatch.delenv("VLLM_PACKED_CACHE_LEAST_MIB")
+    monkeypatch.delenv("VLLM_PACKED_CACHE")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "root"))
+    assert not is_mapped(load_model(model)[0])
+    assert not packed.exists() and not (tmp_path / "root" / "packed").exists()
+    monkeypatch.setenv("VLLM_PACKED_CACHE_LEAST_MIB", "0")
+    assert is_mapped(load_model(model)[0])
+    monkeypatch.delenv("VLLM_PACKED_CACHE_LEAST_MIB")
+    monkeypatch.setenv("VLLM_PACKED_CACHE", str(packed))
+    assert is_mapped(load_model(model)[0])
+    monkeypatch.setenv("VLLM_PACKED_CACHE_LEAST_MIB", "1")
+    assert not is_mapped(load_model(model)[0])
 
 
 @pytest.mark.parametrize("value", ["true", "off"])
@@ -189,7 +204,7 @@ def test_a_full_disk_is_said_once(
         served, _ = load_model(model)
         assert state(served) == expected and not is_mapped(served)
     assert len(said(caplog)) == 1 and "No space left" in said(caplog)[0]
-    assert not [each for each in packed.iterdir() if each.suffix != ".lock"]
+    assert not [each for each in packed.iterdir() if each.suffix not in (".lock", ".json")]
 
 
 def test_the_last_part_of_the_disk_stays_free(
@@ -273,6 +288,43 @@ def test_others_wait_for_who_packs(model: Path, packed: Path, monkeypatch: pytes
     for thread in threads:
         thread.join()
     assert len(written) == 1 and state(models[0]) == state(models[1])
+
+
+def test_what_a_program_mapped_last_is_read_ahead(model: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    read: list[tuple[int, bool]] = []
+
+    def read_ahead(self: Mapping, step: int, should_stop: Callable[[], bool]) -> None:
+        read.append((len(self), should_stop()))
+
+    def begin() -> list[tuple[int, bool]]:
+        """Sizes of files that a program reads which begins now, and whether it is to end at once."""
+        read.clear()
+        monkeypatch.setattr(ahead, "_reading", None)
+        ahead.begin()
+        for thread in threading.enumerate():
+            if thread.name == "reading-ahead":
+                thread.join()
+        return read
+
+    assert not begin()
+    load_model(model)
+    monkeypatch.setattr(packed_file.Mapping, "read_ahead", read_ahead)
+    (entry,) = files(packed)
+    assert begin() == [(entry.stat().st_size, False)]
+    # A configuration that asks for another entry ends it.
+    load_model(model)
+    assert not ahead._reading[1].is_set()
+    load_model(model, dtype="bfloat16")
+    assert ahead._reading[1].is_set()
+    (other,) = set(files(packed)) - {entry}
+    assert begin() == [(other.stat().st_size, False)]
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "orig_argv", ["python", "another.py"])
+        assert not begin()
+    other.unlink()
+    assert not begin()
+    (packed / "starts.json").write_text("[")
+    assert not begin()
 
 
 def test_new_weights_stay_in_the_process(model: Path, packed: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -468,9 +520,16 @@ def test_processes_share_memory(model: Path, packed: Path) -> None:  # noqa: F81
     assert sum(pss for _, pss in sizes) < 1.15 * whole
 
 
-def test_each_rank_maps_its_share(model: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_each_rank_maps_its_share(
+    num_stages: int,
+    model: Path,
+    packed: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     make_random_model("llama", "small", model)
     fields = {"skip_tokenizer_init": True, "max_model_len": 32, "dtype": "float32", "tensor_parallel_size": 2}
+    fields["pipeline_parallel_size"] = num_stages
     params = SamplingParams(max_tokens=3, temperature=0, logprobs=3, detokenize=False)
 
     def readings() -> list[float]:
@@ -479,12 +538,15 @@ def test_each_rank_maps_its_share(model: Path, packed: Path, monkeypatch: pytest
         llm.llm_engine.engine_core.shutdown()
         return output.outputs[0].logprobs.logprobs.tolist()
 
-    first, second = readings(), readings()
-    assert [path.stem.partition("-")[2] for path in files(packed)] == ["0of2", "1of2"]
-    assert len({path.stem.partition("-")[0] for path in files(packed)}) == 1
-    # A rank that lacks its share has all of them pack again.
+    first = readings()
+    written = {path: path.stat().st_ino for path in files(packed)}
+    second = readings()
+    assert {path: path.stat().st_ino for path in files(packed)} == written
+    assert [path.stem.partition("-")[2] for path in files(packed)] == ["0of2", "1of2"] * num_stages
+    assert len({path.stem.partition("-")[0] for path in files(packed)}) == num_stages
+    # A rank that lacks its share has all of its stage pack again.
     files(packed)[1].unlink()
     third = readings()
-    assert len(files(packed)) == 2
+    assert len(files(packed)) == 2 * num_stages
     monkeypatch.setenv("VLLM_PACKED_CACHE", "0")
     assert first == second == third == readings()

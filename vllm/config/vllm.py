@@ -112,7 +112,6 @@ class VllmConfig:
                 self.speculative_config is not None and self.speculative_config.method == "eagle3",
                 "another method of speculative_config, as 'eagle3' takes rows between layers of all stages",
             ),
-            (bool(self.cache_config.kv_store), "no kv_store"),
         ):
             if problem:
                 raise ValueError(

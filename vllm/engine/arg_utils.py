@@ -93,6 +93,11 @@ class EngineArgs(UpstreamArgs):
         'the most pictures and videos of a prompt, as {"image": 4, "video": 1}; 0 pictures: the decoder of text alone',
         to="model_config",
     )
+    media_io_kwargs: dict[str, Any] | None = arg(
+        None,
+        'how many frames of a film are read: {"video": {"num_frames": 32, "fps": 2}}; at most fps a second',
+        to="model_config",
+    )
     mm_processor_kwargs: dict[str, Any] | None = arg(
         None, "options of the picture processor, beside the model's own, as JSON", to="model_config"
     )

@@ -146,7 +146,6 @@ def test_an_engine_that_nobody_holds_ends_its_stages(folder: Path) -> None:
         ({"pipeline_parallel_size": 0}, "pipeline_parallel_size must be an integer of at least 1, got 0"),
         ({"distributed_executor_backend": "uni"}, "'uni' drives one device, but pipeline_parallel_size is 2"),
         ({"distributed_executor_backend": "external_launcher"}, "needs distributed_executor_backend='mp'"),
-        ({"kv_store": "store"}, "needs no kv_store"),
         ({"model_impl": "transformers"}, "runs by a module of its own"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -57,6 +57,7 @@ def twice(make_engine: Any, store: Path, prompts: list[Any] = TOKENS, params: Sa
     [
         ("granite_hybrid", {}),
         ("granite_hybrid", {"tensor_parallel_size": 2}),
+        ("granite_hybrid", {"pipeline_parallel_size": 2}),
         ("mamba", {"async_scheduling": True}),
         ("qwen3_next", {"max_num_batched_tokens": 40, "max_num_seqs": 2}),
         ("qwen3_next", {"speculative_config": MTP}),
@@ -113,6 +114,22 @@ def test_each_rank_has_its_share(dense, tmp_path, reads_prompt):
     llm = make_tiny_llm(dense, kv_store=str(tmp_path))
     assert cached(run(llm, PROMPTS[:1])) == [0]
     end(llm)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_stages_find_what_one_has_stored_and_the_reverse(dense, tmp_path, width):
+    params = SamplingParams(max_tokens=4, temperature=0.0, logprobs=8, prompt_logprobs=2)
+    found = {}
+    for name, stages, prompts in (("a", 1, PROMPTS[:2]), ("a", 2, PROMPTS), ("b", 2, PROMPTS[:2]), ("b", 1, PROMPTS)):
+        fields = {"tensor_parallel_size": width, "pipeline_parallel_size": stages}
+        llm = make_tiny_llm(dense, kv_store=str(tmp_path / name), **fields)
+        found[name, stages] = run(llm, prompts, params)
+        end(llm)
+    assert readings(found["a", 2]) == readings(found["b", 1])
+    assert readings(found["a", 1]) == readings(found["b", 2]) == readings(found["b", 1])[:2]
+    assert cached(found["a", 2])[0] == cached(found["b", 1])[0] == NUM_BLOCKS * 16
+    both = [[each.prompt_logprobs.logprobs.tobytes() for each in found[key]] for key in (("a", 2), ("b", 1))]
+    assert both[0] == both[1]
 
 
 def test_drafts_of_the_prompt_share_the_blocks_of_engines_without(dense, tmp_path):

@@ -16,6 +16,7 @@ from typing import Any
 from vllm import envs
 from vllm.logger import init_logger
 from vllm.utils.file_locks import is_locked
+from vllm.utils.packed import ahead
 
 logger = init_logger(__name__)
 
@@ -152,6 +153,7 @@ class PackedFolder:
         for path in self.path.iterdir() if self.path.is_dir() else ():
             if path.suffix in (_LOCK, _TEMPORARY) and not is_locked(path.with_name(_lock_name(path))):
                 self.remove(path)
+        ahead.forget(self.path)
         return found
 
 

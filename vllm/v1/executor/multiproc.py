@@ -21,10 +21,13 @@ import torch.distributed as dist
 from vllm import envs
 from vllm.config import ParallelConfig, VllmConfig
 from vllm.distributed.communicator import Communicator, PeerLostError
+from vllm.distributed.parallel_state import tensor_parallel
 from vllm.distributed.process_group import host_store, join_group
 from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator, make_links
-from vllm.distributed.stages import ONLY, Stage, StageEnds, connect_ends, make_ends
+from vllm.distributed.stages import ONLY, Stage, StageEnds, building_stage, connect_ends, make_ends
 from vllm.loader.packed_weights import Plan, planned
+from vllm.loader.stage_layers import layers_of_stage
+from vllm.utils import function_pickle
 from vllm.utils.child_signals import starting_child
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.worker import call_worker, make_worker, worker_device
@@ -120,8 +123,8 @@ class MultiprocExecutor:
             self.worker = make_worker(config, self.group, self._stage)
             # Upstream's name; callers delete it when they are done.
             self.driver_worker = self.worker
-            with self._planned(config, world_size) as plan:
-                self.collective_rpc("load_model", (use_tqdm, plan))
+            with self._planned(config, world_size) as plans:
+                self.collective_rpc("load_model", (use_tqdm, plans))
             self.state_slots = fewest(self.collective_rpc("determine_state_slots"))
             self.num_blocks = min(self.collective_rpc("determine_num_blocks"))
             self.num_host_blocks = min(self.collective_rpc("determine_num_host_blocks"))
@@ -131,12 +134,23 @@ class MultiprocExecutor:
             self.shutdown()
             raise
 
-    def _planned(self, config: VllmConfig, world_size: int) -> AbstractContextManager[Plan | None]:
-        """The ranks' work on packed weights: those of one machine agree, as they cannot ask each other yet. The ranks
-        of a stage do not: only a stage of one rank finds and keeps its own."""
-        if self._links is None or self._ends.size > 1:
-            return contextlib.nullcontext()
-        return planned(config.model_config, config.lora_config is not None, world_size)
+    @contextlib.contextmanager
+    def _planned(self, config: VllmConfig, world_size: int) -> Iterator[dict[int, Plan | None]]:
+        """The work of each stage's ranks on packed weights, by the stage's number: ranks of one machine agree, as they
+        cannot ask each other yet. Ranks that are alone find and keep their own."""
+        if self._links is None:
+            yield {}
+            return
+        plans: dict[int, Plan | None] = {}
+        with contextlib.ExitStack() as stack:
+            for index in range(self._stage.size):
+                stage = self._stage if index == self._stage.index else Stage(StageEnds(index, self._stage.size))
+                with tensor_parallel(self.group), building_stage(stage):
+                    if stage.size > 1:
+                        stage.layers = layers_of_stage(config.model_config, stage)
+                    plan = planned(config.model_config, config.lora_config is not None, world_size)
+                    plans[index] = stack.enter_context(plan)
+            yield plans
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step on every rank; returns rank 0's output. EngineDeadError: a rank failed, now or before."""
@@ -178,10 +192,7 @@ class MultiprocExecutor:
         worker, in the order of ranks. ValueError: the call cannot be pickled for the other ranks; RuntimeError: it
         raised on another rank (the traceback); EngineDeadError: a rank failed, now or before."""
         self._monitor.check()
-        try:
-            call = pickle.dumps((method, args, kwargs or {}))
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ValueError(f"collective_rpc cannot send this to the other ranks: {error}") from error
+        call = function_pickle.sent("collective_rpc", (method, args, kwargs or {}))
         try:
             self._monitor.send(CALL, call)
             result = call_worker(self.worker, method, args, kwargs or {})

@@ -7,8 +7,9 @@ import importlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -85,9 +86,9 @@ class Worker:
         self._profiler: Any = None
         self._profile_prefix = ""
 
-    def load_model(self, use_tqdm: bool = False, plan: Plan | None = None) -> None:
-        """Load this rank's weights and build the runner; for `plan` see `get_model`. Raises ValueError: see
-        `check_free_memory`."""
+    def load_model(self, use_tqdm: bool = False, plans: Mapping[int, Plan | None] = MappingProxyType({})) -> None:
+        """Load this rank's weights and build the runner; for `plans`, by the numbers of stages, see `get_model`. Raises
+        ValueError: see `check_free_memory`."""
         cache = self.config.cache_config
         if self.device.type == "cuda" and cache.num_blocks is None and self._has_cache:
             self._memory_at_start = memory.device_memory(self.device, begin_peak=True)
@@ -98,6 +99,7 @@ class Worker:
             is_first = not self.group.rank
             with timed(logger, "weights read and packed") if is_first else contextlib.nullcontext():
                 own = self.config.model_config
+                plan = plans.get(self.stage.index)
                 model = get_model(own, self.device, shows, takes_adapters, engine=self.config, plan=plan)
             self._runner = _make_runner(self.config, model, self.device)
             _share_loading(model, hooks(self._runner.guests, "load_weights"))

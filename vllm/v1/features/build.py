@@ -157,6 +157,10 @@ def stage_guests(runner: Any) -> Sequence[RunnerGuest]:
         from vllm.v1.features.swap.runner import SwapSpace
 
         guests.append(SwapSpace(runner))
+    if uses_store(config):
+        from vllm.v1.features.kv_store.runner import StoredBlocks
+
+        guests.append(StoredBlocks(runner))
     return guests
 
 
@@ -231,8 +235,7 @@ def _event_guest(config: VllmConfig, scheduler: Any) -> SchedulerGuest:
     assert config.kv_events_config is not None
     rank = config.parallel_config.data_parallel_rank
     medium = "GPU" if config.device_config.device == "cuda" else "CPU"
-    is_alone = config.parallel_config.data_parallel_size == 1
-    return CacheEvents(scheduler, EventPublisher(config.kv_events_config, rank), medium, None if is_alone else rank)
+    return CacheEvents(scheduler, EventPublisher(config.kv_events_config, rank), medium, rank)
 
 
 def cache_guests(scheduler: Any) -> Sequence[SchedulerGuest]:

@@ -19,6 +19,7 @@ from vllm.v1.features.kv_connector.base import (
     KVConnectorMetadata,
     KVConnectorOutput,
     KVConnectorRole,
+    SupportsHMA,
 )
 from vllm.v1.features.kv_connector.factory import KVConnectorFactory
 from vllm.v1.features.kv_connector.views import ConnectorBlocks, request_view, step_view
@@ -201,7 +202,10 @@ class Connections(SchedulerGuest):
             block_ids = load.blocks
         else:
             block_ids = self._kv.blocks_of(name)[0] if name in self._kv.owned else []
-        is_delayed, params = self.connector.request_finished(request_view(request), block_ids)
+        if isinstance(self.connector, SupportsHMA):
+            is_delayed, params = self.connector.request_finished_all_groups(request_view(request), (block_ids,))
+        else:
+            is_delayed, params = self.connector.request_finished(request_view(request), block_ids)
         if is_delayed and block_ids:
             self._kv.pool.share(block_ids)
             self._sending[name] = list(block_ids)

@@ -13,7 +13,7 @@ from vllm.utils.kv_store.blocks import BlockStore
 from vllm.utils.kv_store.folder import StoreFolder
 from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.features.kv_store.identity import about, problem_of, shelf_of
-from vllm.v1.features.kv_store.runner import layout_of
+from vllm.v1.features.kv_store.runner import layout_of, whole_layout
 from vllm.v1.features.kv_store.scheduler import StoredPrefixes
 
 logger = init_logger(__name__)
@@ -32,7 +32,7 @@ def make_store_guest(config: VllmConfig, call: Callable[[Any, tuple], Any], sche
     if problem is None:
         try:
             folder.open()
-            shelf = shelf_of(config, call(layout_of, ())[0])
+            shelf = shelf_of(config, whole_layout(call(layout_of, ())))
         except OSError as error:
             problem = str(error)
     if problem is not None:
@@ -40,4 +40,6 @@ def make_store_guest(config: VllmConfig, call: Callable[[Any, tuple], Any], sche
         return ()
     logger.info("kv_store: %s, as %s", folder.path, shelf)
     most_staged = max(int(available_bytes() * _STAGED_SHARE), _LEAST_STAGED_BYTES)
-    return (StoredPrefixes(scheduler, BlockStore(folder, shelf, about(config)), cache.kv_store_salted, most_staged),)
+    has_stages = config.parallel_config.pipeline_parallel_size > 1
+    store = BlockStore(folder, shelf, about(config))
+    return (StoredPrefixes(scheduler, store, cache.kv_store_salted, most_staged, has_stages),)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vllm.distributed.stages import get_stage
 from vllm.ops.block_copies import wide
 from vllm.utils.kv_store.segment import Bytes
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -49,48 +50,72 @@ class _Memory:
         return torch.from_numpy(whole[: count * size].reshape(count, size))
 
 
+class _Place(NamedTuple):
+    """The place of a stage's bytes in a rank's share of a block or state."""
+
+    begin: int
+    size: int
+
+
 class StoredBlocks(RunnerGuest):
     """A block's bytes are those of its keys and values in all layers, one after the other, and of what guests keep
     there; a state's are its parts. Of several ranks each has a share of both: rank 0 gathers them, and gives each its
-    own back. Final hidden states are the same on all ranks."""
+    own back. Of several stages each appends its layers' bytes to those of the stages before it, which come over the
+    link behind the step's rows; and every rank gets all of what is read with the step. Final hidden states are the same
+    on all ranks of the last stage."""
 
     def __init__(self, runner: Any) -> None:
-        self._runner = runner
+        self._runner, self._stage = runner, get_stage()
+        self._places: tuple[_Place, _Place] | None = None  # in a block and in a state, once they are known
         self._copied: CopiedBlocks | None = None
         self._memory = _Memory()
 
     def reset(self, sizes: CacheSizes) -> None:
         self._copied = None
+        if not sizes.num_blocks or sizes.is_scratch or self._places is not None:
+            return
+        pools = _state_pools(self._runner)
+        own = torch.tensor([block_bytes(self._runner), 0 if pools is None else pools.state_bytes])
+        before = torch.zeros_like(own) if self._stage.is_first else self._stage.receive(torch.empty_like(own))
+        if not self._stage.is_last:
+            self._stage.send(before + own)
+        of_block, of_state = zip(before.tolist(), own.tolist(), strict=True)
+        self._places = _Place(*of_block), _Place(*of_state)
 
     def begin(self, step: SchedulerOutput) -> None:
         # Before a state is loaded from where these go.
         blocks = step.parts.of(StepBlocks)
         for state, snapshot in blocks.states_back if blocks is not None else ():
-            self._states.put_bytes(snapshot, self._own_shares([state], self._states.state_bytes)[0])
+            self._states.put_bytes(snapshot, self._own_shares([state], self._of_state)[0])
 
     def before_forward(self, step: SchedulerOutput, batch: InputBatch) -> None:
         blocks = step.parts.of(StepBlocks)
         if blocks is None:
             return
-        if blocks.hidden_back:
+        if blocks.hidden_back and self._stage.is_last:
             size = blocks.hidden_bytes or blocks.hidden_back[0][0].nbytes
             for block, block_id in blocks.hidden_back:
                 self._hidden.blocks(size)[block_id] = self._from_rank_0([block], size)[0]
-        row_bytes = block_bytes(self._runner)
-        count = max(_TURN_BYTES // row_bytes, 1)
+        count = max(_TURN_BYTES // self._of_block.size, 1)
         for begin in range(0, len(blocks.back), count):
             turn = blocks.back[begin : begin + count]
-            rows = self._own_shares([block for block, _ in turn], row_bytes)
+            rows = self._own_shares([block for block, _ in turn], self._of_block)
             self._copy(rows, [each for _, each in turn], is_out=False)
 
     def after_forward(self, step: SchedulerOutput, batch: InputBatch, hidden: Tensor) -> None:
         blocks = step.parts.of(StepBlocks)
         if blocks is None or not (blocks.out or blocks.hidden_out or blocks.states_out):
             return
-        rows = self._memory.take(len(blocks.out), block_bytes(self._runner))
+        rows = self._memory.take(len(blocks.out), self._of_block.size)
         self._copy(rows, [each.block_id for each in blocks.out], is_out=True)
         # The guests that keep these come before this one: they have written this step's.
-        shares = [rows, *(self._states.bytes_of(each.block_id)[None] for each in blocks.states_out)]
+        states = [self._states.bytes_of(each.block_id)[None] for each in blocks.states_out]
+        shares = [self._after_others(rows, self._of_block)]
+        shares += [self._after_others(each, self._of_state) for each in states]
+        if not self._stage.is_last:
+            for share in shares:
+                self._stage.send(share)
+            return
         gathered = [self._all_shares(each) for each in shares]
         if self._runner.group.rank == 0:
             final = [self._hidden.blocks()[each.block_id].numpy().copy() for each in blocks.hidden_out]
@@ -118,6 +143,25 @@ class StoredBlocks(RunnerGuest):
         assert pools is not None
         return pools
 
+    @property
+    def _of_block(self) -> _Place:
+        assert self._places is not None
+        return self._places[0]
+
+    @property
+    def _of_state(self) -> _Place:
+        assert self._places is not None
+        return self._places[1]
+
+    def _after_others(self, own: Tensor, place: _Place) -> Tensor:
+        """This stage's bytes of N blocks, uint8 [N, size], after those of the stages before it."""
+        if self._stage.is_first:
+            return own
+        rows = self._memory.take(len(own), place.begin + place.size)
+        rows[:, : place.begin] = self._stage.receive(self._memory.take(len(own), place.begin))
+        rows[:, place.begin :] = own
+        return rows
+
     def _all_shares(self, own: Tensor) -> Bytes:
         """This rank's shares of N blocks, uint8 [N, size], as rank 0 gives all of them to the store, [N, ranks *
         size]; elsewhere something else."""
@@ -126,11 +170,15 @@ class StoredBlocks(RunnerGuest):
         found: Bytes = whole.numpy()
         return found
 
-    def _own_shares(self, blocks: Sequence[Bytes], size: int) -> Tensor:
-        """The inverse, from rank 0's N blocks: this rank's shares of them, uint8 [N, size]."""
+    def _own_shares(self, blocks: Sequence[Bytes], place: _Place) -> Tensor:
+        """The inverse, from rank 0's N blocks: what this rank of this stage has of them, uint8 [N, size]."""
         group = self._runner.group
-        whole = self._from_rank_0(blocks, size * group.world_size)
-        return whole[:, size * group.rank : size * (group.rank + 1)].contiguous()
+        if self._stage.size > 1:
+            whole = _rows_of(blocks)
+        else:
+            whole = self._from_rank_0(blocks, place.size * group.world_size)
+        begin = whole.shape[1] // group.world_size * group.rank + place.begin
+        return whole[:, begin : begin + place.size].contiguous()
 
     def _from_rank_0(self, blocks: Sequence[Bytes], size: int) -> Tensor:
         """Rank 0's N blocks, uint8 [N, size], on every rank."""
@@ -175,11 +223,33 @@ def block_bytes(runner: Any) -> int:
     return sum(cache.shape[1] * cache.element_size() for cache in runner.block_copies.caches) or _NOTHING
 
 
-def layout_of(worker: Any) -> list[Any]:
-    """The parts of this rank's share of a block and of a state: of each the dtype and the shape."""
-    runner = worker.model_runner
+class Layout(NamedTuple):
+    """The parts of a rank's share of a block and of a state, of each the dtype and the shape; and the stage's layers,
+    where other ones would lie otherwise; None: all stages' parts lie as those of one would."""
+
+    num_ranks: int
+    of_block: list[Any]
+    of_state: list[Any]
+    layers: tuple[int, int] | None
+
+
+def layout_of(worker: Any) -> Layout:
+    """A rank's Layout."""
+    runner, own = worker.model_runner, worker.stage.layers
     kept = [group for guest in runner.guests for group in guest.in_blocks()]
     found = {cache.data_ptr(): cache for group in (*runner.kv_caches, *kept) for cache in group}
     pools = _state_pools(runner)
     blocks = [[str(cache.dtype), list(cache.shape[1:])] for cache in found.values()]
-    return [runner.group.world_size, blocks, [] if pools is None else pools.layout]
+    # Groups have memory in common; of states and blocks either may be nothing.
+    is_plain = own is None or (pools is None and len(runner.kv_layout.windows) == 1)
+    layers = None if is_plain else (own.start, own.stop)
+    return Layout(runner.group.world_size, blocks, [] if pools is None else pools.layout, layers)
+
+
+def whole_layout(of_ranks: Sequence[Layout]) -> list[Any]:
+    """The layout of a block and a state of all stages. `of_ranks`: of all ranks, the last stage's first."""
+    num_ranks = of_ranks[0].num_ranks
+    stages = of_ranks[::num_ranks][::-1]
+    blocks = [part for stage in stages for part in stage.of_block]
+    states = [part for stage in stages for part in stage.of_state]
+    return [num_ranks, blocks, states, [stage.layers for stage in stages if stage.layers is not None]]

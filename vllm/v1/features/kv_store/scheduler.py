@@ -58,10 +58,12 @@ class StepBlocks:
     hidden_out: list[FilledBlock] = field(default_factory=list)
     states_out: list[FilledBlock] = field(default_factory=list)
     hidden_bytes: int = 0  # the size of each of `hidden_back`, once their bytes are left out
+    has_stages: bool = False
 
     def sendable(self) -> StepBlocks:
-        """The same without bytes, which rank 0 gives to the others."""
-        back = {name: getattr(self, name) for name in ("back", "hidden_back", "states_back")}
+        """The same without the bytes that rank 0 gives to the others of its stage; other stages get theirs so."""
+        names = ("hidden_back",) if self.has_stages else ("back", "hidden_back", "states_back")
+        back = {name: getattr(self, name) for name in names}
         bare: dict[str, Any] = {name: [(_NO_BYTES, number) for _, number in each] for name, each in back.items()}
         return replace(self, **bare, hidden_bytes=self.hidden_back[0][0].nbytes if self.hidden_back else 0)
 
@@ -101,12 +103,21 @@ class StoredPrefixes(SchedulerGuest):
     """Reads for requests that are not queued yet, so that nothing is promised that may be lost; and gives what steps
     have filled to the store."""
 
-    def __init__(self, scheduler: Any, store: BlockStore, keeps_salted: bool, most_staged_bytes: int) -> None:
+    def __init__(
+        self,
+        scheduler: Any,
+        store: BlockStore,
+        keeps_salted: bool,
+        most_staged_bytes: int,
+        has_stages: bool = False,
+    ) -> None:
         """
         Args:
             keeps_salted: whether blocks of requests with a cache_salt are written, too.
             most_staged_bytes: of blocks that have been read and are not in the cache yet.
+            has_stages: whether the model is split by layers.
         """
+        self._has_stages = has_stages
         self.store, self._scheduler = store, scheduler
         self._kv, self._keeps_salted, self._requests = scheduler.kv, keeps_salted, scheduler.requests
         self._keeps_hidden = scheduler.cache_config.caches_hidden_states
@@ -258,6 +269,7 @@ class StoredPrefixes(SchedulerGuest):
         if staged is None:
             return False
         blocks = step.parts.made(StepBlocks)
+        blocks.has_stages = self._has_stages
         back = blocks.hidden_back if is_hidden(key) else blocks.states_back if is_state(key) else blocks.back
         back.append((staged.block, block_id))
         return True
