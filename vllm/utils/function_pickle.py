@@ -13,14 +13,17 @@ from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 
-def dumps(value: Any) -> bytes:
+def sent(caller: str, value: Any) -> bytes:
     """A pickle that `pickle.loads` reads.
 
     Raises:
-        pickle.PicklingError, AttributeError, TypeError: something in it cannot be pickled, as a class of a function.
+        ValueError: something in it cannot be pickled; names the `caller`.
     """
     out = io.BytesIO()
-    _Pickler(out, pickle.HIGHEST_PROTOCOL).dump(value)
+    try:
+        _Pickler(out, pickle.HIGHEST_PROTOCOL).dump(value)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(f"{caller} cannot send this to other processes: {error}") from error
     return out.getvalue()
 
 

@@ -86,7 +86,7 @@ def test_a_call_that_raises_ends_nothing(llm):
         llm.collective_rpc(rank_faults.raise_on, args=(0,))
     with pytest.raises(RuntimeError, match=r"(?s)rank 1 raised:.*in raise_on.*ValueError: not on rank 1"):
         llm.collective_rpc(rank_faults.raise_on, args=(1,))
-    with pytest.raises(ValueError, match="collective_rpc cannot send this to the other ranks"):
+    with pytest.raises(ValueError, match="collective_rpc cannot send this to other processes"):
         llm.collective_rpc(lambda worker, lock: None, args=(threading.Lock(),))
     assert llm.collective_rpc(rank_faults.raise_on, args=(2,)) == [0, 1]
 

@@ -192,10 +192,7 @@ class MultiprocExecutor:
         worker, in the order of ranks. ValueError: the call cannot be pickled for the other ranks; RuntimeError: it
         raised on another rank (the traceback); EngineDeadError: a rank failed, now or before."""
         self._monitor.check()
-        try:
-            call = function_pickle.dumps((method, args, kwargs or {}))
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ValueError(f"collective_rpc cannot send this to the other ranks: {error}") from error
+        call = function_pickle.sent("collective_rpc", (method, args, kwargs or {}))
         try:
             self._monitor.send(CALL, call)
             result = call_worker(self.worker, method, args, kwargs or {})
