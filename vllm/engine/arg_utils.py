@@ -475,7 +475,7 @@ class EngineArgs(UpstreamArgs):
         if self.kv_offloading_size is None:
             return self.swap_space
         check_number("kv_offloading_size", self.kv_offloading_size, 0, math.inf)
-        share = self.kv_offloading_size / self.tensor_parallel_size
+        share = self.kv_offloading_size / (self.tensor_parallel_size * self.pipeline_parallel_size)
         if self.swap_space not in (0, share):
             raise ValueError(
                 f"kv_offloading_size={self.kv_offloading_size:g} is {share:g} GiB a device, and swap_space="
