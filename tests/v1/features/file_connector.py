@@ -32,6 +32,7 @@ class FileConnector(KVConnectorBase_V1):
         self.folder, self.answers = Path(extra["folder"]), dict(extra.get("answers", {}))
         self.block_size = vllm_config.cache_config.block_size
         self.calls: list[Any] = []
+        self.hashes: list[list[bytes]] = []
         self.loads: dict[str, int] = {}
         self.prompts: dict[str, tuple[list[int], list[int], str]] = {}
         self.rank = get_tensor_model_parallel_rank()
@@ -63,7 +64,7 @@ class FileConnector(KVConnectorBase_V1):
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         self.note("match", request.request_id, num_computed_tokens)
         if request.block_hashes:
-            self.note("hashes", request.request_id, list(request.block_hashes))
+            self.hashes.append(list(request.block_hashes))
         if self.answers.pop("raises", False):
             raise KeyError("remote_host")
         if self.answers.get("undecided", 0):

@@ -148,7 +148,7 @@ def test_adapters_are_told(folder, tmp_path):
             assert readings(outputs) == expected[name]
             is_there = len(names) == 2 and name == "one"
             assert outputs[0].num_cached_tokens == (NUM_BLOCKS * 16 if is_there else 0)
-        hashes.append([call[2] for call in sides(llm)[0].calls if call[0] == "hashes"])
+        hashes.append(sides(llm)[0].hashes)
         end(llm)
     # Names of content are the same in every process, whatever else was loaded there.
     assert hashes[0][0] == hashes[1][-1] != hashes[1][0] and len(hashes[0][0]) == NUM_BLOCKS

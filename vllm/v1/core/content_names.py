@@ -55,10 +55,10 @@ class ContentNames:
         of, known = self._hashes.get(request.request_id, (None, []))
         if of != salt:
             self._hashes[request.request_id] = salt, (known := [])
-        return hash_full_blocks(self._ids(request), self._block_size, salt, known)
+        return hash_full_blocks(self.token_ids(request), self._block_size, salt, known)
 
-    def _ids(self, request: Request) -> list[int]:
-        """The request's tokens, with names of pictures' rows in place of theirs."""
+    def token_ids(self, request: Request) -> list[int]:
+        """The request's tokens, with names of pictures' rows, below -1, in place of theirs."""
         if request.images is None:
             return request.token_ids
         own = self._token_ids.setdefault(request.request_id, [])

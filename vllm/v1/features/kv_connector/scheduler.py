@@ -174,7 +174,7 @@ class Connections(SchedulerGuest):
         return None
 
     def _view(self, request: Request) -> ConnectorRequest:
-        return request_view(request, self._content.hashes(request))
+        return request_view(request, self._content)
 
     def _loadable(self, request: Request, cached: int, count: int) -> list[bytes]:
         """The content of the leading blocks that `count` tokens after the cached ones end. The last token is always
@@ -369,7 +369,7 @@ class Connections(SchedulerGuest):
         step.parts.add(self._message(step))
 
     def _message(self, step: SchedulerOutput) -> StepMessage:
-        view = step_view(step, self._requests)
+        view = step_view(step, self._requests, self._content)
         loading = frozenset(block for load in self._loads.values() for block in load.blocks[load.num_cached :])
         return StepMessage(self.connector.build_connector_meta(view), view.finished_req_ids, loading)
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.content_names import ContentNames
 from vllm.v1.core.kv_cache_groups import Blocks
-from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.request import Request
 
 
@@ -83,14 +84,15 @@ class ConnectorRequest:
         return self.all_token_ids[self.num_prompt_tokens :]
 
 
-def request_view(request: Request, block_hashes: list[bytes]) -> ConnectorRequest:
+def request_view(request: Request, content: ContentNames) -> ConnectorRequest:
     """A copy for a connector."""
+    token_ids = content.token_ids(request)
     return ConnectorRequest(
         request.request_id,
-        request.token_ids[: request.num_prompt_tokens],
-        list(request.token_ids),
+        token_ids[: request.num_prompt_tokens],
+        list(token_ids),
         request.num_computed_tokens,
-        block_hashes,
+        content.hashes(request),
         request.sampling_params,
         request.cache_salt,
         request.arrival_time,
@@ -159,13 +161,17 @@ class ConnectorStep:
     scheduled_encoder_inputs: dict[str, list[int]] = field(default_factory=dict)
 
 
-def step_view(step: SchedulerOutput, requests: dict[str, Request]) -> ConnectorStep:
+def step_view(step: SchedulerOutput, requests: dict[str, Request], content: ContentNames) -> ConnectorStep:
     """A copy for a connector."""
+
+    def ids(new: NewRequestData) -> list[int]:
+        return content.token_ids(requests[new.req_id])[: len(new.prefill_token_ids)]
+
     new = [
         NewRequest(
             each.req_id,
-            each.prefill_token_ids[: each.num_prompt_tokens],
-            list(each.prefill_token_ids),
+            ids(each)[: each.num_prompt_tokens],
+            ids(each),
             each.sampling_params,
             tuple(list(blocks) for blocks in each.block_ids),
             each.num_computed_tokens,
