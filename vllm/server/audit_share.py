@@ -49,13 +49,13 @@ class ServedAudit(Collector):
     """
 
     def __init__(
-        self, share: float, engine: dict[str, Any], log: str, keeps_texts: bool, is_busy: Callable[[], bool]
+        self, share: float, engine: dict[str, Any], log: str | None, keeps_texts: bool, is_busy: Callable[[], bool]
     ) -> None:
         """
         Args:
             share: probability that a request is read again.
             engine: EngineArgs of the reference.
-            log: file that gets a line of JSON for each.
+            log: file that gets a line of JSON for each; None: there is none.
             keeps_texts: whether prompts and answers are in it, too.
             is_busy: whether the server has requests.
 
@@ -64,8 +64,10 @@ class ServedAudit(Collector):
         """
         self._share, self._keeps_texts, self._is_busy = share, keeps_texts, is_busy
         self._random = random.Random()
-        # Unbuffered: a line that the disk has no room for is not tried again.
-        self._log: IO[bytes] | None = open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab", 0)  # noqa: SIM115
+        self._log: IO[bytes] | None = None
+        if log is not None:
+            # Unbuffered: a line that the disk has no room for is not tried again.
+            self._log = open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab", 0)  # noqa: SIM115
         self._is_closed = False
         self._registry = CollectorRegistry()
         self._requests = self._counter("requests", "Requests of the audit's share, by what became of them", "result")
@@ -151,8 +153,9 @@ class ServedAudit(Collector):
             read = [list(params.logprob_token_ids)] * len(positions)
         else:
             read = [[token] for token in tokens]
+            del positions[len(tokens) :]  # max_tokens=0 reads one that has no token
         # A reading without a token is of the one that would come.
-        own = tokens or read[0][:1]
+        own = tokens or [token for ids in read[:1] for token in ids[:1]]
         served = [[position[token].logprob for token in ids] for position, ids in zip(positions, read, strict=True)]
         start = len(prompt.token_ids)
         texts = {"prompt": prompt.text, "text": "".join(part.text for part in parts)} if self._keeps_texts else {}
@@ -260,7 +263,7 @@ def audited(state: ServerState) -> Iterator[None]:
     from vllm.auditing.models import ModelSpec
     from vllm.auditing.vocabularies import spec_tokenizer, vocabulary_difference
 
-    assert args.audit_reference is not None and args.audit_log is not None
+    assert args.audit_reference is not None
     config, tokenizer = engine.model_config, engine.input_processor.tokenizer
     if config.logprobs_mode != _MODE or config.runner_type == "pooling" or tokenizer is None:
         raise CliError(f"--audit-share needs a model that generates, its tokenizer, and --logprobs-mode {_MODE}")
