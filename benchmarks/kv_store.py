@@ -4,7 +4,8 @@
     python benchmarks/kv_store.py --skip large cost --prefix 2000  # less of it
 
 1. small: a prefix of 6,000 tokens, the embedded model, bfloat16, 64 prompts behind it.
-2. large: one of 2,000 tokens, a model of the shape of Llama 3.2 3B with random weights, four prompts.
+2. large: one of 2,000 tokens, a random model of Qwen2.5-3B's shape, whose packed weights are kept in --folder, and
+   four prompts.
    Processes score these, one token each with readings: without a store, with an empty one, and with the one that the
    second wrote. Seconds are from the first prompt to the last reading; starts are beside them. The digests of all
    readings must be equal. The speedup is that of the clock; beside it is the processor's.
@@ -28,10 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from common import add_counts, make_parser, print_result, say, use_all_cores
-
-# Hidden and intermediate size, layers, query and key heads, vocabulary: Llama 3.2 3B's.
-_SHAPES = {"3B": (3072, 8192, 28, 24, 8, 128256), "0.1B": (512, 2048, 12, 8, 2, 32000)}
-
+from starting import SIZES, make_model
 
 _PARTS = ("small", "large", "cost")
 
@@ -39,7 +37,7 @@ _PARTS = ("small", "large", "cost")
 def main() -> None:
     """Run the processes, and print the figures."""
     parser = make_parser("What a store of KV blocks saves a new process.", dtype=True)
-    parser.add_argument("--shape", choices=_SHAPES, default="3B", help="of the large model")
+    parser.add_argument("--shape", choices=SIZES, default="3B", help="of the large model")
     parser.add_argument("--skip", nargs="+", choices=_PARTS, default=[], help="parts to leave out")
     parser.add_argument("--folder", type=Path, help="where stores are made")
     parser.add_argument("--child", help="what a process is to do, as JSON")
@@ -54,13 +52,15 @@ def main() -> None:
         return
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        small = {"model": args.model, "load_format": "auto", "prefix": args.prefix, "prompts": args.prompts}
-        small |= {"dtype": args.dtype, "tail": args.tail}
+        small = {"model": args.model, "prefix": args.prefix, "prompts": args.prompts, "dtype": args.dtype}
+        small["tail"] = args.tail
         if "small" not in args.skip:
             found["small"] = _compared(small, f"{folder}/small")
         if "large" not in args.skip:
             sizes = {"prefix": args.large_prefix, "prompts": args.large_prompts}
-            found["large"] = _compared(small | sizes | _random_model(args.shape, Path(folder)), f"{folder}/large")
+            make_model(Path(folder) / "model", *SIZES[args.shape])
+            os.environ["VLLM_PACKED_CACHE"] = f"{folder}/packed"
+            found["large"] = _compared(small | sizes | {"model": f"{folder}/model"}, f"{folder}/large")
         if "cost" not in args.skip:
             found["cost"] = _cost(small | {"is_cost": True}, folder, args.rounds)
     print_result(benchmark="kv_store", model=args.model, shape=args.shape, **found)
@@ -92,17 +92,6 @@ def _cost(job: dict[str, Any], folder: str, rounds: int) -> dict[str, Any]:
         ratios = sorted(one[kind] / other[kind] - 1 for one, other in pairs)
         shares[kind] = round(ratios[len(ratios) // 2], 4)
     return {"rows": rows, "share": shares["seconds"], "cpu_share": shares["cpu_seconds"]}
-
-
-def _random_model(shape: str, folder: Path) -> dict[str, Any]:
-    hidden, inner, layers, heads, kv_heads, vocab = _SHAPES[shape]
-    fields = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden, "vocab_size": vocab}
-    fields |= {"intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": heads}
-    fields |= {"num_key_value_heads": kv_heads, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5}
-    fields |= {"hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16", "rope_theta": 5e5}
-    (folder / "model").mkdir()
-    (folder / "model" / "config.json").write_text(json.dumps(fields))
-    return {"model": f"{folder}/model", "load_format": "dummy"}
 
 
 def _run(job: dict[str, Any]) -> dict[str, Any]:
@@ -141,8 +130,8 @@ def _child(job: dict[str, Any]) -> dict[str, Any]:
 def _engine(job: dict[str, Any], store: str) -> Any:
     from vllm import LLM
 
-    fields = {"dtype": job["dtype"], "load_format": job["load_format"], "kv_store": store, "max_model_len": 8192}
-    return LLM(job["model"], skip_tokenizer_init=True, **fields)
+    limits = {"max_model_len": job["prefix"] + job["tail"] + 8}
+    return LLM(job["model"], dtype=job["dtype"], kv_store=store, skip_tokenizer_init=True, **limits)
 
 
 def _score(llm: Any, prompts: list[list[int]]) -> list[Any]:

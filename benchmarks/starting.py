@@ -6,8 +6,9 @@
 Models are random, of Qwen2.5's shapes, made in --folder (a temporary one, by default) and removed. Of each kind of
 weights one process after another starts: without packed weights on disk ("without"), writing them ("first"), mapping
 them ("second"), and mapping them with nothing of them in memory ("cold", beside the seconds of reading their file
-once). Then two processes at once: their proportional set size (PSS), as a ratio to that of one. Beside these stand the
-seconds of copying the checkpoint's file. Prints one JSON line. Linux only.
+once). Then two processes at once: their proportional set size (PSS), as a ratio to that of one; and that of a server
+with as many replicas as --replicas says, to that of a server with one. Beside these stand the seconds of copying the
+checkpoint's file. Prints one JSON line. Linux only.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from common import ROOT, make_parser, print_result, say, some_of, status_kib, use_all_cores
+from servers import OURS, serve
 
 # Hidden and intermediate size, layers, query and key heads, vocabulary.
-_SIZES = {
+SIZES = {
     "0.1B": (512, 2048, 12, 8, 2, 32000),
     "1.5B": (1536, 8960, 28, 12, 2, 151936),
     "3B": (2048, 11008, 36, 16, 2, 151936),
@@ -37,17 +39,18 @@ _CHUNK = 1 << 24
 def main() -> None:
     """Make each model, start it, print the figures."""
     parser = make_parser("Seconds to the first score, with packed weights on disk and without.", model=False)
-    sizes = some_of(_SIZES, "size")
+    sizes = some_of(SIZES, "size")
     parser.add_argument("--sizes", type=sizes, default=["1.5B", "3B"], help="names of sizes with commas between")
     parser.add_argument("--kinds", type=some_of(_KINDS, "kind"), default=["bfloat16", "int8"], help="of weights")
+    parser.add_argument("--replicas", type=int, default=0, help="of a server whose memory is measured (default: none)")
     parser.add_argument("--folder", type=Path, help="where models and packed weights are made")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for size in args.sizes:
             model = Path(folder) / size
-            make_model(model, *_SIZES[size])
-            rows += [measure(model, Path(folder) / "packed", size, kind) for kind in args.kinds]
+            make_model(model, *SIZES[size])
+            rows += [measure(model, Path(folder) / "packed", size, kind, args.replicas) for kind in args.kinds]
             shutil.rmtree(model)
     print_result(benchmark="starting", rows=rows)
 
@@ -86,7 +89,7 @@ def make_model(folder: Path, hidden: int, inner: int, layers: int, heads: int, k
     save_file(tensors, folder / "model.safetensors")
 
 
-def measure(model: Path, packed: Path, size: str, kind: str) -> dict[str, Any]:
+def measure(model: Path, packed: Path, size: str, kind: str, replicas: int) -> dict[str, Any]:
     """The figures of one model and kind of weights; what was packed is removed."""
     row: dict[str, Any] = {"size": size, "kind": kind, "file_gib": _gib((model / "model.safetensors").stat().st_size)}
     copy = model / "copy"
@@ -112,6 +115,8 @@ def measure(model: Path, packed: Path, size: str, kind: str) -> dict[str, Any]:
     row["bits_are_equal"] = len(readings) == 1
     for each in ("without", "first", "second", "cold"):
         del row[each]["logits"]
+    if replicas:
+        row |= _replicas(model, kind, packed, replicas)
     shutil.rmtree(packed)
     say(json.dumps(row))
     return row
@@ -132,8 +137,7 @@ class _Start:
 
     def pss(self) -> int:
         """In bytes."""
-        lines = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+        return _pss(self._process.pid)
 
     def end(self) -> dict[str, Any]:
         """Let it end; its figures."""
@@ -147,6 +151,34 @@ def _start(model: Path, kind: str, packed: Path | None) -> _Start:
     began = time.monotonic()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     return _Start(subprocess.Popen(command, env=environment, **pipes), began)
+
+
+def _pss(pid: int) -> int:
+    """The proportional set size of a process, in bytes."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def _replicas(model: Path, kind: str, packed: Path, count: int) -> dict[str, Any]:
+    """The memory of a server with one engine and of one with `count`, all of their processes together."""
+    os.environ["VLLM_PACKED_CACHE"] = str(packed)
+    flags = ["--skip-tokenizer-init", "--max-model-len", "1024"]
+    flags += [] if kind == "bfloat16" else ["--quantization", kind]
+    sums = []
+    for each in (1, count):
+        with serve(OURS, str(model.resolve()), *flags, "--data-parallel-size", str(each)) as server:
+            sums.append(_settled(server.pid))
+    return {"pss_server_gib": _gib(sums[0]), "replicas": count, "pss_replicas_as_ratio": round(sums[1] / sums[0], 3)}
+
+
+def _settled(pid: int) -> int:
+    """The memory of a process and its children in bytes, once it grows no more."""
+    before, now = 0, 1
+    while now > 1.001 * before:
+        time.sleep(1)
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        before, now = now, sum(map(_pss, [pid, *map(int, children)]))
+    return now
 
 
 def score(model: str, kind: str) -> None:

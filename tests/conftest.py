@@ -10,12 +10,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # One thread each for the processes that share the cores: threads that wait for each other would spin. Read when
-    # torch is first imported.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Else each of some hundred processes would compile torch and transformers anew.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     sys.dont_write_bytecode = False
@@ -30,7 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Nothing is written into the user's cache.
 os.environ.setdefault("VLLM_PACKED_CACHE", "0")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A parent ignores it (pytest-xdist, a shell's background job), and so would every process that a test starts.
+    # A parent ignores it (a shell's background job), and so would every process that a test starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if not torch.cuda.is_available():
     # Read when Triton is first imported, which may happen in any test. With a device kernels are compiled.
@@ -40,7 +36,8 @@ sys.path.append(str(Path(__file__).parent / "models"))  # tiny_vision has the si
 
 from embedded_reference import embedded_reference  # noqa: F401 - a fixture
 from emulated import use_emulated_library
-from file_order import in_order, is_on_ray, scheduling
+from file_order import in_order, is_on_ray
+from forked_tests import ForkedTests
 from preloaded import install
 from ray_cluster import end_cluster, ray_cluster  # noqa: F401 - a fixture
 
@@ -50,6 +47,9 @@ install()
 def pytest_addoption(parser: pytest.Parser) -> None:
     told = "run over C++ kernels that emulate instructions which the CPU may lack (see tests/support/emulated.py)"
     parser.addoption("--emulated", action="store_true", help=told)
+    parser.addoption(
+        "--processes", type=int, default=1, help="how many run the files (see tests/support/forked_tests.py)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,6 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("ci")
     if config.getoption("--emulated"):
         use_emulated_library()
+    if config.getoption("--processes") > 1:
+        config.pluginmanager.register(ForkedTests(config.getoption("--processes")))
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -127,12 +129,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if without:
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Several processes share the files."""
-    return scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(trylast=True)

@@ -79,7 +79,7 @@ def test_a_lost_path_is_found() -> None:
 
 def test_comments_begin_with_a_subject() -> None:
     begun = re.compile(r'(?:"""|# |// )(?:Of|What|Those) ')
-    sources = [path for room in ("vllm", "tests", "csrc", "benchmarks") for path in (ROOT / room).rglob("*.*")]
+    sources = [path for room in ("vllm", "tests", "tools", "csrc", "benchmarks") for path in (ROOT / room).rglob("*.*")]
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()}"
         for path in sources

@@ -25,7 +25,6 @@ from vllm.usage.usage_lib import UsageContext, is_usage_stats_enabled
     [
         lambda: MistralTokenizer.from_pretrained("mistralai/x"),
         lambda: MULTIMODAL_REGISTRY.create_processor(None),
-        lambda: fetch_image("file:///a.png"),
         lambda: fetch_audio("file:///a.wav"),
         lambda: fetch_video("file:///a.mp4"),
     ],
@@ -40,7 +39,11 @@ def test_media():
     assert not MULTIMODAL_REGISTRY.supports_multimodal_inputs(None)
     assert PlaceholderRange(offset=2, length=3).get_num_embeds() == 3
     image = pytest.importorskip("PIL.Image")
-    assert encode_image_url(image.new("RGB", (1, 1))).startswith("data:image/png;base64,iVBOR")
+    url = encode_image_url(image.new("RGB", (1, 1), "red"))
+    assert url.startswith("data:image/png;base64,iVBOR")
+    assert fetch_image(url).getpixel((0, 0)) == (255, 0, 0)
+    with pytest.raises(ValueError, match="allowed-local-media-path"):
+        fetch_image("file:///a.png")
 
 
 def test_usage_is_not_told():

@@ -39,6 +39,9 @@ _EXPORTS = {
     "initialize_ray_cluster": "vllm.v1.executor.ray_utils",
 }
 
+# Their import takes seconds.
+_ENGINES = ("LLM", "LLMEngine", "AsyncLLM", "AsyncLLMEngine")
+
 __all__ = ["__version__", "__version_tuple__", *_EXPORTS]
 
 if TYPE_CHECKING:
@@ -82,6 +85,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'vllm' has no attribute {name!r}")
     from vllm.utils.packages import needed_by
 
+    if name in _ENGINES:
+        from vllm.utils.packed import ahead
+
+        ahead.begin()
     module, _, other = _EXPORTS[name].partition(":")
     with needed_by(f"vllm.{name}"):
         value = getattr(importlib.import_module(module), other or name)

@@ -79,6 +79,11 @@ def image_fetch_seconds() -> float:
     return _positive("VLLM_IMAGE_FETCH_TIMEOUT", "seconds") or 5.0
 
 
+def video_fetch_seconds() -> float:
+    """VLLM_VIDEO_FETCH_TIMEOUT: the same of a video; 30 s when unset."""
+    return _positive("VLLM_VIDEO_FETCH_TIMEOUT", "seconds") or 30.0
+
+
 def follows_media_redirects() -> bool:
     """VLLM_MEDIA_URL_ALLOW_REDIRECTS: whether redirects to allowed hosts are followed; true when unset."""
     return _flag("VLLM_MEDIA_URL_ALLOW_REDIRECTS", True)
@@ -108,10 +113,14 @@ def packed_cache() -> Path | None:
 
 
 def packed_cache_least_bytes() -> int:
-    """VLLM_PACKED_CACHE_LEAST_MIB: how large a checkpoint must be for its packed weights to be kept, as bytes; 64 MiB
-    when unset."""
-    mib = _positive("VLLM_PACKED_CACHE_LEAST_MIB", "MiB")
-    return 2**26 if mib is None else int(mib * 2**20)
+    """VLLM_PACKED_CACHE_LEAST_MIB: how large a checkpoint must be for its packed weights to be kept, as bytes; unset,
+    64 MiB, or 0 where VLLM_PACKED_CACHE asks for a cache."""
+    value = os.environ.get("VLLM_PACKED_CACHE_LEAST_MIB", "")
+    if not value:
+        return 0 if os.environ.get("VLLM_PACKED_CACHE") else 2**26
+    if value.strip() == "0":
+        return 0
+    return int((_positive("VLLM_PACKED_CACHE_LEAST_MIB", "MiB") or 0) * 2**20)
 
 
 def kv_store() -> str:

@@ -1,6 +1,8 @@
 // Work on weights that goes on in threads of its own while the caller prepares more of it.
 #pragma once
 
+#include "older_libraries.h"
+
 #include <condition_variable>
 #include <cstdint>
 #include <deque>

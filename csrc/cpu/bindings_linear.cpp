@@ -39,6 +39,24 @@ Tensor pack_linear(Tensor weight, bool pairs) {
   return packed;
 }
 
+// [N, K] -> [ceil(N / 32), 32 (64 B + 2 G)] of 8-bit integers and their scales; see kernels/pack_int8.cpp. A scale is not
+// finite where a value of its group is not.
+Tensor pack_int8(Tensor weight) {
+  check_shape(weight, "weight", {-1, -1});
+  check_last_contiguous(weight, "weight");
+  PackInt8Args args{};
+  args.dtype = dtype_of(weight, "weight");
+  args.weight = weight.data_ptr();
+  args.columns = weight.size(0);
+  args.inner = weight.size(1);
+  args.weight_stride = weight.stride(0);
+  const int64_t panels = (args.columns + 31) / 32, size = int8_panel_bytes(args.inner);
+  Tensor packed = torch::stable::view(WeightMemory::make(panels * size, ScalarType::Byte, 1), {panels, size});
+  args.panels = static_cast<uint8_t*>(packed.data_ptr());
+  VLLM_KERNEL(pack_int8)(args);
+  return packed;
+}
+
 // [panels, K, 32] or [panels, K / 2, 32, 2] -> [I, K]: rows of the weight [columns, K] that was packed, in its dtype or
 // that of `like`.
 Tensor panel_rows(Tensor packed, Tensor rows, int64_t columns, std::optional<Tensor> like) {
@@ -285,6 +303,7 @@ Tensor quantized_rows(Tensor rows, Tensor panels, Tensor description, std::optio
 
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def("pack_linear(Tensor weight, bool bf16_dot=False) -> Tensor");
+  m.def("pack_int8(Tensor weight) -> Tensor");
   m.def("panel_rows(Tensor packed, Tensor rows, int columns, Tensor? like=None) -> Tensor");
   m.def(
       "linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales, bool gated, "
@@ -309,6 +328,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CPU, m) {
   m.impl("pack_linear", TORCH_BOX(&vllm_cpu::pack_linear));
+  m.impl("pack_int8", TORCH_BOX(&vllm_cpu::pack_int8));
   m.impl("panel_rows", TORCH_BOX(&vllm_cpu::panel_rows));
   m.impl("linear", TORCH_BOX(&vllm_cpu::linear));
   m.impl("head_linear", TORCH_BOX(&vllm_cpu::head_linear));

@@ -118,6 +118,13 @@ struct PackLinearArgs {
   bool pairs;
 };
 
+struct PackInt8Args {
+  DType dtype;
+  const void* weight;  // [columns, inner]
+  uint8_t* panels;     // as check_int8_weight asks
+  int64_t columns, inner, weight_stride;
+};
+
 struct PanelRowsArgs {
   DType dtype, out_dtype;
   const void* packed;   // [panels, inner, 32], or, in pairs, [panels, inner / 2, 32, 2]
@@ -295,6 +302,7 @@ struct TopPArgs {
   void write_latent(const WriteLatentArgs& args);     \
   void head_linear(const HeadLinearArgs& args);       \
   void pack_linear(const PackLinearArgs& args);       \
+  void pack_int8(const PackInt8Args& args);           \
   void panel_rows(const PanelRowsArgs& args);         \
   void pack_codes(const PackCodesArgs& args);         \
   void linear(const LinearArgs& args);                \

@@ -32,9 +32,13 @@ inline const float* scales_of(const Tensor& scales, int64_t panels) {
 }
 
 // Bytes in blocks of 64 values of k, and bfloat16 scales in groups of 128: see kernels/linear_int8.cpp.
-inline void check_int8_weight(const Tensor& weight, int64_t panels, int64_t inner) {
+inline int64_t int8_panel_bytes(int64_t inner) {
   const int64_t blocks = (inner + 63) / 64;
-  check_shape(weight, "weight", {panels, 32 * (64 * blocks + 2 * ((blocks + 1) / 2))});
+  return 32 * (64 * blocks + 2 * ((blocks + 1) / 2));
+}
+
+inline void check_int8_weight(const Tensor& weight, int64_t panels, int64_t inner) {
+  check_shape(weight, "weight", {panels, int8_panel_bytes(inner)});
   check_dtype(weight, "weight", ScalarType::Byte, "uint8");
   check_contiguous(weight, "weight");
 }

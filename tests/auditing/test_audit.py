@@ -176,7 +176,7 @@ def test_what_cannot_be_read_is_said_before_a_model_loads(model, rows, tmp_path,
     _refused([str(rows), "--labels", "a", *base, "--by", "kind", "size"], "--by: no row has a field 'size'", capsys)
     _refused([str(rows), "--labels", "a", *base, "--gold", "truth"], "--gold: no row has a field 'truth'", capsys)
     _refused([str(rows), "--labels", "a", *base, "--candidate", "colour=red"], "red", capsys)
-    _refused([str(rows), "--text-field", "text", *base, "--candidate", "http://127.0.0.1:1"], "server", capsys)
+    _refused([str(rows), "--text-field", "text", *base, "--candidate", "http://127.0.0.1:1"], "no answer", capsys)
 
 
 def test_another_vocabulary_is_named(model, rows, tmp_path, monkeypatch, capsys):

@@ -38,7 +38,8 @@ class Other:
     """A server whose model is `logprobs_of`.
 
     Args:
-        form: `ids` (vLLM), `content` (llama.cpp), `classic` (OpenAI, llama-cpp-python), `tgi` or `none`.
+        form: `ids` (vLLM), `content` (llama.cpp), `classic` (OpenAI, llama-cpp-python), `tgi`, `chats`
+            (chats alone) or `none`.
         most: how many of its likeliest tokens it gives.
         tokenizes: it has /tokenize.
     """
@@ -55,8 +56,13 @@ class Other:
         if path == "/tokenize" and self.tokenizes:
             text = body.get("content", body.get("prompt"))
             return answer({"tokens": tokens_of(text)})
-        if path == "/v1/completions" and self.form not in ("tgi", "none"):
+        if path == "/v1/completions" and self.form not in ("tgi", "none", "chats"):
             return self._completion(body)
+        if path == "/v1/completions" and self.form == "tgi":
+            return answer({"choices": [{"index": 0, "text": "x", "logprobs": None, "finish_reason": "length"}]})
+        if path == "/v1/chat/completions" and self.form in ("tgi", "chats"):
+            entries = [{"token": TEXTS[i], "logprob": -1.0, "top_logprobs": []} for i in range(5)]
+            return answer({"choices": [{"message": {"content": "x"}, "logprobs": {"content": entries}}]})
         if path == "/generate" and self.form == "tgi":
             top = body["parameters"]["top_n_tokens"]
             if top > self.most:
@@ -196,6 +202,7 @@ def test_a_row_that_the_server_refuses_has_its_error() -> None:
     ("other", "labels", "known", "message"),
     [
         (Other("none"), ["t5"], [], "no labels can be read"),
+        (Other("chats"), ["t5"], [], "/v1/chat/completions makes another prompt"),
         (Other("tgi", 5, tokenizes=False), ["t5"], [[5, 6]], "labels of several tokens need a server with /tokenize"),
         (Other("classic"), ["t5t6"], [], "'t5t6' has 2"),
         (Other("content"), ["t5"], [[6]], "another vocabulary: 't5' is the tokens \\[5\\], of the reference \\[6\\]"),

@@ -6,8 +6,10 @@ import importlib
 import itertools
 import json
 import random
+import socketserver
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -105,3 +107,28 @@ def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
     ran = _run("--model", str(tmp_path / "no-such-model"), "--scale", "0.01")
     assert ran.returncode == 1
     assert "ours does not start:" in ran.stderr and "no-such-model" in ran.stderr
+
+
+def test_the_client_of_http_share_sends_every_request_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that answers in two pieces; no connection has two requests at once."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    http_share = importlib.import_module("http_share")
+    received: list[bytes] = []
+    connections: list[object] = []
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            connections.append(self)
+            while request := self.request.recv(4096):
+                received.append(request)
+                self.request.sendall(b"HTTP/1.1 200 OK\r\nContent-")
+                self.request.sendall(b"Length: 3\r\n\r\n{ }")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        requests = [b"%03d" % number for number in range(200)]
+        http_share._load(server.server_address, requests)
+        server.shutdown()
+    assert sorted(received) == requests
+    assert len(connections) == http_share.CONNECTIONS

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-import upstream
-import upstream_survey
-from upstream_tables import AREAS, LACKING
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "upstream_tests"))
+import run as upstream
+import survey
+from marks import reasons
 
 RESULT = """<testsuite>
 <testcase name="a"/>
@@ -55,19 +55,19 @@ def test_files_and_imports_by_reason(tmp_path: Path) -> None:
         "def test_a():\n    from vllm.v1.attention.ops.none import f, g\nasync def test_b(): ...\ndef helper(): ...\n"
     )
     (tmp_path / "odd" / "test_o.py").write_text("from vllm import no_such_name\nfrom json import loads\n")
-    assert upstream_survey.num_functions(tmp_path) == {"kernels/test_k.py": 2, "odd/test_o.py": 0, "test_run.py": 1}
-    lines = upstream_survey.document(tmp_path, ["test_run.py"])
+    assert survey.num_functions(tmp_path) == {"kernels/test_k.py": 2, "odd/test_o.py": 0, "test_run.py": 1}
+    lines = survey.document(tmp_path, ["test_run.py"])
     assert (
         "Of 3 files with 3 test functions, 2 with 2 are not run (a function with parameters counts once here):" in lines
     )
-    assert f"| 1 | 2 | {AREAS['kernels']} |" in lines
+    assert f"| 1 | 2 | {reasons('folders')['kernels']} |" in lines
     assert "| 1 | 0 | not looked at yet |" in lines
     assert any(line.startswith("All files together import 5 names of `vllm`") and "2 can" in line for line in lines)
-    assert f"| 2 | 1 | {LACKING['vllm.v1.attention']} |" in lines
+    assert f"| 2 | 1 | {reasons('imports')['vllm.v1.attention']} |" in lines
     assert "| 1 | 1 | no reason yet |" in lines
 
 
 def test_the_longest_path_has_the_reason() -> None:
-    reasons = {"a": "short", "a.b": "long"}
-    found = [upstream_survey.reason(reasons, path, ".") for path in ("a", "a.c", "a.b.c", "ab", "")]
+    known = {"a": "short", "a.b": "long"}
+    found = [survey.reason(known, path, ".") for path in ("a", "a.c", "a.b.c", "ab", "")]
     assert found == ["short", "short", "long", None, None]

@@ -113,7 +113,14 @@ def test_killed_itself_and_resumed(model: Path, ray_cluster: str, capsys: pytest
     import pyarrow.parquet as pq
 
     parquet = ["--output-format", "parquet"]
-    command = [sys.executable, "-c", FORKED + KILLED_RUN, "7", str(BATCH_ROWS), *on_ray(model, "stopped", *parquet)]
+    command = [
+        sys.executable,
+        "-c",
+        FORKED + KILLED_RUN,
+        "7",
+        str(BATCH_ROWS),
+        *on_ray(model, "stopped", "--replicas", "1", *parquet),
+    ]
     environment = {**os.environ, "RAY_ADDRESS": ray_cluster}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == -signal.SIGKILL, result.stderr

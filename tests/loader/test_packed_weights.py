@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections import namedtuple
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import tensor_parallel
 from vllm.layers.weight_update import held_tensors
 from vllm.loader import packed_weights as module
+from vllm.utils.packed import ahead
 from vllm.utils.packed import file as packed_file
 from vllm.utils.packed import folder as packed_folder
 from vllm.utils.packed.file import Mapping, find_damage, read_content
@@ -52,13 +54,26 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(bytes(data))
 
 
-def test_small_models_leave_nothing(model: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.delenv("VLLM_PACKED_CACHE_LEAST_MIB")
-    assert not is_mapped(load_model(model)[0])
-    monkeypatch.setenv("VLLM_PACKED_CACHE_LEAST_MIB", "0.000001")
+def test_small_models_are_kept_where_somebody_asks(
+    model: Path,
+    packed: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("VLLM_PACKED_CACHE", "0")
     assert not is_mapped(load_model(model)[0])
-    assert not packed.exists()
+    monkeypatch.delenv("VLLM_PACKED_CACHE_LEAST_MIB")
+    monkeypatch.delenv("VLLM_PACKED_CACHE")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "root"))
+    assert not is_mapped(load_model(model)[0])
+    assert not packed.exists() and not (tmp_path / "root" / "packed").exists()
+    monkeypatch.setenv("VLLM_PACKED_CACHE_LEAST_MIB", "0")
+    assert is_mapped(load_model(model)[0])
+    monkeypatch.delenv("VLLM_PACKED_CACHE_LEAST_MIB")
+    monkeypatch.setenv("VLLM_PACKED_CACHE", str(packed))
+    assert is_mapped(load_model(model)[0])
+    monkeypatch.setenv("VLLM_PACKED_CACHE_LEAST_MIB", "1")
+    assert not is_mapped(load_model(model)[0])
 
 
 @pytest.mark.parametrize("value", ["true", "off"])
@@ -189,7 +204,7 @@ def test_a_full_disk_is_said_once(
         served, _ = load_model(model)
         assert state(served) == expected and not is_mapped(served)
     assert len(said(caplog)) == 1 and "No space left" in said(caplog)[0]
-    assert not [each for each in packed.iterdir() if each.suffix != ".lock"]
+    assert not [each for each in packed.iterdir() if each.suffix not in (".lock", ".json")]
 
 
 def test_the_last_part_of_the_disk_stays_free(
@@ -273,6 +288,44 @@ def test_others_wait_for_who_packs(model: Path, packed: Path, monkeypatch: pytes
     for thread in threads:
         thread.join()
     assert len(written) == 1 and state(models[0]) == state(models[1])
+
+
+def test_what_a_program_mapped_last_is_read_ahead(model: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    read: list[tuple[int, bool]] = []
+
+    def read_ahead(self: Mapping, step: int, should_stop: Callable[[], bool]) -> None:
+        read.append((len(self), should_stop()))
+
+    def begin() -> list[tuple[int, bool]]:
+        """Sizes of files that a program reads which begins now, and whether it is to end at once."""
+        read.clear()
+        monkeypatch.setattr(ahead, "_reading", None)
+        ahead.begin()
+        for thread in threading.enumerate():
+            if thread.name == "reading-ahead":
+                thread.join()
+        return read
+
+    assert not begin()
+    load_model(model)
+    monkeypatch.setattr(packed_file.Mapping, "read_ahead", read_ahead)
+    (entry,) = files(packed)
+    assert begin() == [(entry.stat().st_size, False)]
+    # A configuration that asks for another entry ends it.
+    load_model(model)
+    assert not ahead._reading[1].is_set()
+    load_model(model, dtype="bfloat16")
+    assert ahead._reading[1].is_set()
+    (other,) = set(files(packed)) - {entry}
+    assert begin() == [(other.stat().st_size, False)]
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "orig_argv", ["python", "another.py"])
+        assert not begin()
+    other.unlink()
+    assert not begin()
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in packed.iterdir())
+    (packed / "starts.json").write_text("[")
+    assert not begin()
 
 
 def test_new_weights_stay_in_the_process(model: Path, packed: Path, tmp_path: Path) -> None:  # noqa: F811

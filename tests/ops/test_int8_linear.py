@@ -9,6 +9,7 @@ from backends import DTYPES, assert_accurate, chosen, strided
 from layouts import LEVELS
 from torch import Tensor
 
+from vllm.ops import int8_linear as int8_module
 from vllm.ops.int8_linear import int8_linear, pack_int8_linear, take_int8_rows
 
 # Below, at and above a panel's 32 columns, a block's 64 inputs and a group's 128.
@@ -46,8 +47,7 @@ def quantised(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 def quantised_weight(weight: Tensor) -> Tensor:
     """float64 [N, G, 128]: what is kept of a weight, rotated and divided by 64."""
-    blocks = F.pad(weight.float(), (0, -weight.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK)) @ (hadamard() / BLOCK)
-    groups = F.pad(blocks.flatten(1), (0, -blocks.shape[1] * BLOCK % GROUP)).unflatten(1, (-1, GROUP))
+    groups = rotated(weight) / BLOCK
     scales = (groups.abs().amax(2, keepdim=True) / 127 * (1 + 2**-8)).bfloat16().float()
     return (groups / scales).nan_to_num().round().double() * scales.double()
 
@@ -214,9 +214,31 @@ def test_rows_of_a_weight(backend: str) -> None:
         assert torch.equal(got, int8_linear(x, whole)[:, rows])
 
 
-def test_what_cannot_be_packed() -> None:
-    with pytest.raises(ValueError, match="finite weights"):
-        pack_int8_linear(torch.tensor([[1.0, torch.inf]]), None)
+@pytest.mark.parametrize("backend", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("columns", "inner"), SHAPES)
+def test_what_is_packed_has_the_bits_of_the_definition(
+    backend: str, dtype: torch.dtype, columns: int, inner: int
+) -> None:
+    torch.manual_seed(columns)
+    weight = strided(torch.randn(columns, inner) * torch.logspace(-30, 3, columns)[:, None]).to(dtype)
+    weight[0] = 0
+    with chosen("reference"):
+        expected = pack_int8_linear(weight, None)
+    with chosen(backend):
+        packed = pack_int8_linear(weight, None)
+        if packed.layout == "packed":
+            expected = int8_module._arrange(expected.weight, expected.scales, None, expected.shape)
+        assert torch.equal(packed.weight, expected.weight)
+
+
+@pytest.mark.parametrize("backend", LEVELS)
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_what_cannot_be_packed(backend: str, value: float) -> None:
+    weight = torch.ones(40, 200)
+    weight[33, 199] = value
+    with chosen(backend), pytest.raises(ValueError, match="finite weights"):
+        pack_int8_linear(weight, None)
 
 
 def test_the_width_of_x_is_checked() -> None:

@@ -7,7 +7,7 @@ import json
 import re
 import socket
 import struct
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -67,25 +67,6 @@ class SocketServer:
                 return
             await asyncio.sleep(0.005)
         raise AssertionError(f"{name} never came to {least}: {await self.leftovers()}")
-
-
-class EngineLoop:
-    """An engine with the event loop that it belongs to, for tests that share it."""
-
-    def __init__(self, engine: AsyncLLM) -> None:
-        self.engine = engine
-        self._loop = asyncio.new_event_loop()
-
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """The result of a coroutine in that loop."""
-        return self._loop.run_until_complete(asyncio.wait_for(work, 6 * PATIENCE))
-
-    def close(self) -> None:
-        """End both."""
-        self.engine.shutdown()
-        # The tasks that it cancelled end in a turn of the loop.
-        self._loop.run_until_complete(asyncio.sleep(0))
-        self._loop.close()
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -82,6 +83,7 @@ def test_what_is_read_again(server: tuple[LiveServer, Path], folders: tuple[Path
     }
     httpx.post(f"{live.url}/v1/completions", json={**streamed, "logprobs": 0}, timeout=60).raise_for_status()
     ask(live, max_tokens=3)  # reads nothing
+    ask(live, max_tokens=0, echo=True, logprobs=1)  # reads the prompt alone
     whole, prompt_alone, sampled = rows_of(log, 3)
     assert [len(row["logprobs"]) for row in (whole, prompt_alone, sampled)] == [3, 1, 4]
     params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, logprob_token_ids=IDS)
@@ -107,6 +109,7 @@ def test_what_is_read_again(server: tuple[LiveServer, Path], folders: tuple[Path
     assert log.stat().st_mode & 0o777 == 0o600
     metrics = httpx.get(f"{live.url}/metrics").text
     assert 'vllm:audit_requests_total{result="read"} 3.0' in metrics
+    assert 'vllm:audit_requests_total{result="failed"}' not in metrics
     assert "vllm:audit_rows_total 8.0" in metrics
     assert f"vllm:audit_flips_total {float(whole['flips'] + prompt_alone['flips'])}" in metrics
 
@@ -126,6 +129,7 @@ def test_a_reference_that_dies_harms_nobody(server: tuple[LiveServer, Path]) -> 
         ({"audit_share": 2.0, "audit_reference": "m", "audit_log": "l"}, "--audit-share must be in 0..1, got 2.0"),
         ({"audit_share": 0.5, "audit_log": "l"}, "need each other"),
         ({"audit_reference": "int8", "audit_log": "l"}, "need each other"),
+        ({"audit_log": "l"}, "--audit-log is for --audit-share"),
         ({"audit_share": 0.5, "audit_reference": "int8", "audit_log": "l"}, "names no model"),
     ],
 )
@@ -157,7 +161,7 @@ def test_what_cannot_be_logged_is_counted(
 ) -> None:
     monkeypatch.setattr(audit_share.subprocess, "Popen", Reader)
     log = Path("/dev/full") if is_full else tmp_path / "log"
-    audit = audit_share.ServedAudit(1.0, {}, str(log))
+    audit = audit_share.ServedAudit(1.0, {}, str(log), keeps_texts=False, is_busy=lambda: False)
     for _ in range(2):
         audit._waiting.put(lambda: {"job": {}, "row": {"logprobs": [[-2.0, -1.0, -math.inf]]}})
     audit.close()
@@ -170,6 +174,25 @@ def test_what_cannot_be_logged_is_counted(
     ] * is_full
     if not is_full:
         assert [row["reference_logprobs"] for row in rows_of(log, 2)] == [[[-1.0, -2.0, None]]] * 2
+
+
+def test_a_reading_is_followed_by_a_rest_while_the_server_has_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, busy_until = [0.0], [math.inf]
+    clock = SimpleNamespace(
+        monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds), time=time.time
+    )
+    monkeypatch.setattr(audit_share.subprocess, "Popen", Reader)
+    is_busy = lambda: now[0] < busy_until[0]  # noqa: E731
+    audit = audit_share.ServedAudit(1.0, {}, str(tmp_path / "log"), keeps_texts=False, is_busy=is_busy)
+    monkeypatch.setattr(audit_share, "time", clock)
+    audit._rest(0.1)
+    assert now[0] == pytest.approx(0.1 * audit_share._RESTS, abs=2 * audit_share._WAIT_SECONDS)
+    now[0], busy_until[0] = 0.0, 0.5
+    audit._rest(0.1)
+    assert now[0] == pytest.approx(0.5, abs=2 * audit_share._WAIT_SECONDS)
+    audit.close()
 
 
 def test_a_log_that_cannot_be_written(folders: tuple[Path, Path], tmp_path: Path) -> None:

@@ -28,22 +28,6 @@ def offline(llm, prompt=PROMPT, **params):
     return output
 
 
-def test_text_and_usage(server, llm):
-    answer = complete(server)
-    expected = offline(llm)
-    assert answer["object"] == "text_completion"
-    assert answer["id"].startswith("cmpl-")
-    (choice,) = answer["choices"]
-    assert choice["text"] == expected.outputs[0].text
-    assert choice["finish_reason"] == "length"
-    assert choice["logprobs"] is None
-    num_prompt = len(expected.prompt_token_ids)
-    usage = answer["usage"]
-    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (
-        num_prompt, 5, num_prompt + 5,
-    )  # fmt: skip
-
-
 def test_sixteen_tokens_when_nothing_is_said(server):
     assert complete(server, max_tokens=None)["usage"]["completion_tokens"] == 16
 
@@ -72,14 +56,6 @@ def test_samples_with_seeds_are_those_of_offline(server, llm):
     assert [choice["index"] for choice in answer["choices"]] == list(range(6))
     texts = [output.text for prompt in (PROMPT, "dog") for output in offline(llm, prompt, **fields).outputs]
     assert [choice["text"] for choice in answer["choices"]] == texts
-
-
-def test_stop_strings(server, llm):
-    text = offline(llm, max_tokens=8).outputs[0].text
-    stop = text[2:4]
-    (choice,) = complete(server, max_tokens=8, stop=stop)["choices"]
-    assert choice["text"] == text[: text.index(stop)]
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
 
 
 def test_logprobs_and_ids_together(server, llm):

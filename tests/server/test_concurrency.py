@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from asgi import make_engine
+from asgi import AppThread, make_engine
 from live_server import LiveServer
-from real_sockets import PATIENCE, EngineLoop, RawClient, listening
+from real_sockets import PATIENCE, RawClient, listening
 from tiny_llm import make_tiny_llm
 from traffic import Case, draw, offline, put_together
 
@@ -89,18 +89,14 @@ def check(answers: list[dict[str, Any] | None], cases: list[Case], expected: lis
 
 
 def test_every_block_is_free_afterwards(folder, cases, expected):
-    loop = EngineLoop(make_engine(folder, max_num_seqs=NUM_SLOTS))
-
     async def run():
-        async with listening(loop.engine) as server:
+        async with listening(app.engine) as server:
             answers = await crowd(server.port, cases)
             await server.empty()
             return answers
 
-    try:
-        check(loop.run(run()), cases, expected)
-    finally:
-        loop.close()
+    with AppThread(make_engine(folder, max_num_seqs=NUM_SLOTS)) as app:
+        check(app.run(run()), cases, expected)
 
 
 def test_a_server_of_its_own_is_idle_afterwards(folder, cases, expected):

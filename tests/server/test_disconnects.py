@@ -11,11 +11,11 @@ import json
 import logging
 
 import pytest
-from asgi import make_engine
+from asgi import AppThread, make_engine
 from byte_tokenizer import byte_ids
 from forced_tokens import ForcedTokens
 from gated_steps import Gate
-from real_sockets import EngineLoop, RawClient, SocketServer, listening
+from real_sockets import RawClient, SocketServer, listening
 from tiny_llm import make_tiny_model
 
 from vllm.server.app import build_app
@@ -43,10 +43,9 @@ def shared(tmp_path_factory):
     gate.permit(1000)
     folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
     options = {"max_model_len": 256, "max_num_seqs": 2, "logits_processors": [Gate.NAME, ForcedTokens]}
-    loop = EngineLoop(make_engine(folder, **options))
-    yield loop, gate
-    gate.permit(1000)
-    loop.close()
+    with AppThread(make_engine(folder, **options)) as app:
+        yield app, gate
+        gate.permit(1000)
 
 
 @pytest.fixture
@@ -58,13 +57,13 @@ def gate(shared):
 @pytest.fixture
 def run(shared):
     """Run `work(server)` against a server over the engine."""
-    loop = shared[0]
+    app = shared[0]
 
     async def serve(work, args):
-        async with listening(loop.engine, **args) as server:
+        async with listening(app.engine, **args) as server:
             await work(server)
 
-    return lambda work, **args: loop.run(serve(work, args))
+    return lambda work, **args: app.run(serve(work, args))
 
 
 async def noticed(server: SocketServer, num_left: int = 0) -> None:

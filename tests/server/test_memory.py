@@ -12,9 +12,9 @@ from typing import Any
 
 import httpx
 import pytest
-from asgi import make_engine
+from asgi import AppThread, make_engine
 from live_server import LiveServer
-from real_sockets import EngineLoop, RawClient, listening
+from real_sockets import RawClient, listening
 from tiny_llm import make_tiny_llm
 from traffic import COMPLETIONS, Case, draw, offline
 
@@ -51,7 +51,6 @@ def num_blocks() -> int:
 
 
 def test_the_server_keeps_nothing_of_a_request(folder, cases):
-    loop = EngineLoop(make_engine(folder))
     counts: list[Counter[type]] = []
     blocks: list[int] = []
 
@@ -65,7 +64,7 @@ def test_the_server_keeps_nothing_of_a_request(folder, cases):
             assert response.status_code == 200, response.text
 
     async def run() -> None:
-        async with listening(loop.engine) as server:
+        async with listening(app.engine) as server:
             url = f"http://127.0.0.1:{server.port}"
             for _ in range(3):
                 async with httpx.AsyncClient(base_url=url, timeout=60) as client:
@@ -77,10 +76,8 @@ def test_the_server_keeps_nothing_of_a_request(folder, cases):
                 await server.empty()
                 blocks.append(num_blocks())
 
-    try:
-        loop.run(run())
-    finally:
-        loop.close()
+    with AppThread(make_engine(folder)) as app:
+        app.run(run())
     assert counts[2] == counts[1]
     assert_flat(blocks)
 

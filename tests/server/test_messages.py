@@ -73,23 +73,6 @@ def error_of(server, status=400, headers=None, path=PATH, **fields):
     return answer.json()["error"]
 
 
-def test_a_text(server):
-    answer, want = message(server), chat(server)
-    assert text_of(answer) == content_of(want)
-    assert (answer["type"], answer["role"], answer["model"]) == ("message", "assistant", "tiny")
-    assert answer["id"].startswith("msg_")
-    assert (answer["stop_reason"], answer["stop_sequence"]) == ("max_tokens", None)
-    usage = answer["usage"]
-    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == want["usage"]["prompt_tokens"]
-    assert usage["output_tokens"] == want["usage"]["completion_tokens"]
-
-
-def test_a_stop_sequence(server):
-    stop = text_of(message(server))[1]
-    answer = message(server, stop_sequences=[stop])
-    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", stop)
-
-
 def test_blocks_are_messages(server):
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}]},
@@ -156,14 +139,6 @@ def test_events_in_order(server):
     assert start["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
     assert end["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
     assert end["usage"] == whole["usage"]
-
-
-def test_a_form(server):
-    properties = {"a": {"enum": ["b", "c"]}}
-    schema = {"type": "object", "properties": properties, "required": ["a"], "additionalProperties": False}
-    config = {"format": {"type": "json_schema", "schema": schema}}
-    answer = message(server, output_config=config, max_tokens=60, ignore_eos=False)
-    assert json.loads(text_of(answer))["a"] in ("b", "c")
 
 
 def test_count_tokens(server):

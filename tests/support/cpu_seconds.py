@@ -1,7 +1,7 @@
 """A plugin that prints where a run's CPU seconds go: `PYTHONPATH=tests/support pytest -p cpu_seconds tests/server`.
 
 A clock says little on a busy machine. Seconds are those of the tests' own process and of all its descendants. A fixture
-of a module or a session is a row of its own, not a cost of the test that asks for it first. For runs without xdist.
+of a module or a session is a row of its own, not a cost of the test that asks for it first. For runs of one process.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import fcntl
-import os
 from typing import Any
 
 import pytest
+from forked_tests import shared_folder
 
 from vllm.loader import NO_EMBEDDED_MODEL, embedded_model_path
 
@@ -21,9 +21,7 @@ def embedded_reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = embedded_model_path()
     if path is None:
         pytest.skip(NO_EMBEDDED_MODEL)
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
+    shared = shared_folder(tmp_path_factory)
     folder = shared / "embedded-reference"
     with open(shared / "embedded-reference.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest import Config, Item
-    from xdist.scheduler import LoadFileScheduling
+    from pytest import Item
 
 _OPENAI = "tests/server"
 
-# Each shares what is costly to start.
+# These wait more than they compute, so one process runs them all; the first share a cluster.
 _ON_RAY = (
     "tests/scoring/test_dataset.py",
     "tests/scoring/test_ray_engines.py",
+    "tests/auditing/test_ray.py",
     "tests/cli/test_cli_score_ray.py",
     "tests/cli/test_cli_decide.py",
     "tests/v1/executor/test_ray_executor.py",
     "tests/v1/executor/test_stages_over_ray.py",
     "tests/utils/test_ray_utils.py",
 )
+_OVER_MACHINES = ("tests/cli/test_ray_over_machines.py", "tests/v1/executor/test_stages_over_machines.py")
+# Each shares what is costly to start.
 _WITH_CLIENTS = (
     f"{_OPENAI}/test_online_examples.py",
     f"{_OPENAI}/test_clients_openai_errors.py",
@@ -32,23 +34,25 @@ _WITH_CLIENTS = (
 
 # Begun late, these would leave the other processes idle. The longest come first.
 _FIRST: Sequence[tuple[str, ...]] = (
-    _ON_RAY,
-    ("tests/cli/test_ray_over_machines.py",),
+    (*_ON_RAY, *_OVER_MACHINES),
+    ("tests/ops/test_emulated_levels.py",),
     ("tests/ptx/test_ptx.py",),
     ("tests/ptx/test_triton_cubins.py",),
     _WITH_CLIENTS,
+    (f"{_OPENAI}/test_schema.py",),
+    ("tests/models/test_vision.py",),
     (f"{_OPENAI}/test_launcher.py",),
     (f"{_OPENAI}/test_memory.py",),
     ("tests/benchmarks/test_serving_benchmark.py",),
-    (f"{_OPENAI}/test_schema.py",),
     ("tests/ops/test_token_readings.py",),
 )
-_PLACES = {file: place for place, files in enumerate(_FIRST) for file in files}
+_PLACES = {file: (place, number) for place, files in enumerate(_FIRST) for number, file in enumerate(files)}
+_LAST = (len(_FIRST), 0)
 
 
 def in_order(items: Sequence[Item]) -> list[Item]:
     """The tests of each file together, those of the first files first."""
-    return sorted(items, key=lambda item: _PLACES.get(_file(item.nodeid), len(_FIRST)))
+    return sorted(items, key=lambda item: _PLACES.get(_file(item.nodeid), _LAST))
 
 
 def is_on_ray(item: Item | None) -> bool:
@@ -56,33 +60,14 @@ def is_on_ray(item: Item | None) -> bool:
     return item is not None and _file(item.nodeid) in _ON_RAY
 
 
-def scheduling(config: Config, log: Any) -> LoadFileScheduling:
-    """As `--dist loadfile`, but with files that share something in one process, and in the order of the tests instead
-    of that of their numbers."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return _FIRST[_PLACES[file]][0] if file in _PLACES else file
-
-        def remove_node(self, node: Any) -> str | None:
-            """The test whose process died, which has failed; others do what is left of its work. (xdist's own hands out
-            files without a test left, and then waits for their results for ever.)"""
-            work = self.assigned_work.pop(node)
-            files = {file: [test for test in tests if not tests[test]] for file, tests in work.items()}
-            died = next((test for tests in files.values() for test in tests), None)
-            for file, tests in files.items():
-                left = {test: False for test in tests if test != died}
-                if left:
-                    self.workqueue[file] = left
-            if died is not None:
-                for other in self.assigned_work:
-                    self._reschedule(other)
-            return died
-
-    config.option.loadscopereorder = False
-    return Scheduling(config, log)
+def groups_of(items: Sequence[Item]) -> list[list[int]]:
+    """Numbers of the tests that one process runs: a file's, or those of files that share something. In the order of the
+    tests."""
+    groups: dict[str, list[int]] = {}
+    for number, item in enumerate(items):
+        file = _file(item.nodeid)
+        groups.setdefault(_FIRST[_PLACES[file][0]][0] if file in _PLACES else file, []).append(number)
+    return list(groups.values())
 
 
 def _file(nodeid: str) -> str:

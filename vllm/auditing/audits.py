@@ -65,8 +65,11 @@ def run(options: Options) -> Audit:
     budget = None if options.budget is None else Budget.parse(options.budget, options.kind)
     reference = ModelSpec.parse(options.reference, None, dict(options.engine))
     candidates = [ModelSpec.parse(each, reference, dict(options.engine)) for each in options.candidates]
-    if options.kind == "text" and any(each.url is not None for each in (reference, *candidates)):
-        raise CliError("a server does not give whole vocabularies of texts: read labels (--labels) through it")
+    if options.kind == "text" and reference.url is not None:
+        raise CliError(
+            f"--reference {reference.name}: a server does not give the whole vocabulary of texts; name a model there, "
+            "and the server as a candidate"
+        )
     if options.args.get("backend") is not None:
         _check_backend(options.args["backend"], [reference, *candidates])
     given = Path(os.path.abspath(options.rows))
@@ -78,6 +81,8 @@ def run(options: Options) -> Audit:
     )
     if options.kind not in ("rerank", "embed"):
         check_vocabularies(reference, candidates)
+    for each in (reference, *candidates):
+        reader.check(each)
     known = reader.read(reference)
     found = [_candidate(options, known, reader.read(each, known)) for each in candidates]
     result = Audit(given.name, options.kind, Cost(**_cost(known, known.num_rows)), found)
@@ -148,7 +153,7 @@ def _task_args(options: Options, rows: Path) -> dict[str, Any]:
         "api_key", "timeout", "concurrency", "labels", "label_ids", "template", "template_file",
         "questions", "gold", "calibration", "fit_calibration", "read", "truncate_prompt_tokens",
         "query", "score_template", "score_labels", "instruction", "max_tokens_per_doc",
-        "prompt", "prompt_name", "dimensions", "chunk_tokens", "reference_rows", "known_labels",
+        "prompt", "prompt_name", "dimensions", "chunk_tokens", "reference_rows", "reference_spec", "known_labels",
         "image_field", "allowed_local_media_path",
     ))  # fmt: skip
     more = {"no_picture": True, "permutations": 1, "min_label_mass": 0.0, "no_normalize": False, "debug": False}

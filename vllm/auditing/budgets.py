@@ -83,10 +83,17 @@ def _figure(figure: str, candidate: Candidate, confidence: float) -> tuple[float
 
 def _text_figure(figure: str, table: TextTable, confidence: float) -> tuple[float, float]:
     """Positions of a text are not independent of each other: texts are what is drawn."""
-    values, count = table.kl if figure == "kl" else ~table.same_top, len(table.index)
+    # A position whose likeliest token is not known may be a flip.
+    values, count = table.kl if figure == "kl" else table.same_top != 1, len(table.index)
+    if values is None:
+        return math.nan, math.inf
     shares = table.text_sums(values) * count / table.num_positions.sum()
-    limit = mean_upper_limit(shares, confidence)
-    return float(values.mean()), limit if figure == "kl" else max(limit, share_upper_limit(0, count, confidence))
+    limit = math.inf if table.num_unread else mean_upper_limit(shares, confidence)
+    if figure == "kl":
+        return float(values.mean()), limit
+    known = table.same_top[table.same_top >= 0]
+    value = 1 - float(known.mean()) if len(known) else math.nan
+    return value, max(limit, share_upper_limit(0, count, confidence))
 
 
 def _row_values(figure: str, table: LabelTable) -> np.ndarray:

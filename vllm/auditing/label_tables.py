@@ -18,7 +18,9 @@ from vllm.auditing.statistics import (
     margins,
     mcnemar,
     mean_interval,
+    quantile,
     reliability_features,
+    sizes,
     tv_rows,
     unit_of_rows,
 )
@@ -316,9 +318,9 @@ def label_statistics(table: LabelTable) -> LabelStatistics:
         kl_p99=quantile(values.kl, 0.99),
         tv_mean=float(values.tv.mean()),
         tv_mean_interval=mean_interval(values.tv),
-        abs_delta_logprob=_sizes(values.deltas if table.used is None else values.deltas[table.used]),
+        abs_delta_logprob=sizes(values.deltas if table.used is None else values.deltas[table.used]),
         delta_by_label=dict(zip(table.names, values.mean_deltas.tolist(), strict=True)),
-        abs_delta_by_label={name: _sizes(each) for name, each in zip(table.names, values.deltas.T, strict=True)},
+        abs_delta_by_label={name: sizes(each) for name, each in zip(table.names, values.deltas.T, strict=True)},
         rank_changes=_rank_changes(table),
         order_changes=values.order_changes / count,
         reference_mass=masses[0],
@@ -329,22 +331,11 @@ def label_statistics(table: LabelTable) -> LabelStatistics:
     )
 
 
-def _sizes(deltas: np.ndarray) -> dict[str, float]:
-    return {"mean": float(deltas.mean()), "p99": quantile(deltas, 0.99), "max": float(deltas.max())}
-
-
 def _rank_changes(table: LabelTable) -> float:
     known = (table.reference_ranks > 0) & (table.candidate_ranks > 0)
     if table.used is not None:
         known &= table.used
     return float((table.reference_ranks != table.candidate_ranks)[known].mean()) if known.any() else math.nan
-
-
-def quantile(values: np.ndarray, level: float) -> float:
-    """Interpolated linearly; an infinity where that reaches one."""
-    with np.errstate(invalid="ignore"):
-        found = float(np.quantile(values, level))
-    return math.inf if math.isnan(found) and not np.isnan(values).any() else found
 
 
 def _gold_statistics(table: LabelTable, confidences: np.ndarray) -> GoldStatistics | None:

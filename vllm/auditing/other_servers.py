@@ -26,14 +26,14 @@ from vllm.utils.server_client import ServerError
 
 _PROBE = "The capital of France is"
 _OURS = "+logprobs"
-_TOKEN_ID = "token_id:"
+TOKEN_ID = "token_id:"
 # The likeliest tokens that a server is asked for at first, and how many it may allow, the most first.
-_FIRST_TOP, _GROWTH = 20, 32
-_TOPS = (1_000_000, 1000, 100, 20, 5)
+_FIRST_TOP, GROWTH = 20, 32
+TOPS = (1_000_000, 1000, 100, 20, 5)
 _TGI_TOPS = (5, 1)
 # vLLM writes it for minus infinity.
-_LEAST = -9999.0
-_OF_A_TEXT = (400, 413, 422, 500)
+LEAST = -9999.0
+OF_A_TEXT = (400, 413, 422, 500)
 
 Prompt = str | list[int]
 KnownLabels = tuple[list[str], list[list[int]]]
@@ -56,9 +56,9 @@ class Tokens:
     num_prompt_tokens: int | None = None
 
     def add(self, text: str | None, token: int | None, logprob: float | None) -> None:
-        value = -math.inf if logprob is None or logprob <= _LEAST else float(logprob)
-        if token is None and text is not None and text.startswith(_TOKEN_ID):
-            token = int(text.removeprefix(_TOKEN_ID))
+        value = -math.inf if logprob is None or logprob <= LEAST else float(logprob)
+        if token is None and text is not None and text.startswith(TOKEN_ID):
+            token = int(text.removeprefix(TOKEN_ID))
         if token is not None:
             self.by_id[token] = value
         elif text is not None:
@@ -116,6 +116,16 @@ class _Generate(Dialect):
         parameters = {"max_new_tokens": 1, "details": True, "decoder_input_details": False, "top_n_tokens": top}
         answer = await self._server.post("/generate", {"inputs": prompt, "parameters": parameters})
         return generate_tokens(answer)
+
+
+async def next_tokens(server: AnyServer, prompt: list[int], token: int, top: int) -> Tokens:
+    """The tokens after a prompt, at most `top` of them and at least until `token` is there, if that can be."""
+    dialect, count = _Completions(server, top), min(_FIRST_TOP, top)
+    found = await dialect.tokens(prompt, (), count)
+    while token not in found.by_id and len(found) >= count < top:
+        count = min(count * GROWTH, top)
+        found = await dialect.tokens(prompt, (), count)
+    return found
 
 
 def completion_tokens(answer: Any) -> Tokens:
@@ -244,7 +254,7 @@ class OtherLabelScorer(ServerScorer):
             found = await self._tried(_ChosenIds(self._any, 0), prompt, asked, 0)
             if found is not None and set(asked) <= found.by_id.keys():
                 return _ChosenIds(self._any, 0)
-        for top in _TOPS:
+        for top in TOPS:
             found = await self._tried(_Completions(self._any, top), prompt, (), top)
             if found is not None and len(found):
                 if not found.by_id and self._are_ids:
@@ -259,7 +269,8 @@ class OtherLabelScorer(ServerScorer):
         several = f", or not after token ids, which {self._long_label()} needs" if self._is_long else ""
         raise CliError(
             f"{self._any.client.url}: no labels can be read: neither /v1/completions with logprobs nor /generate with "
-            f"top_n_tokens gives any{several}"
+            f"top_n_tokens gives any{several}; /v1/chat/completions makes another prompt, by its template; "
+            "name the model's file or folder instead"
         )
 
     def _long_label(self) -> str:
@@ -330,7 +341,7 @@ class OtherLabelScorer(ServerScorer):
         if before not in read:
             read[before] = await self._dialect.tokens(whole, wanted, top)
         while (value := read[before].find(token, text)) is None and len(read[before]) < self._dialect.top:
-            top = min(max(top, len(read[before])) * _GROWTH, self._dialect.top)
+            top = min(max(top, len(read[before])) * GROWTH, self._dialect.top)
             found = await self._dialect.tokens(whole, wanted, top)
             is_all = len(found) <= len(read[before])
             read[before] = found
@@ -340,4 +351,4 @@ class OtherLabelScorer(ServerScorer):
 
     async def refused(self, item: Item, error: ServerError) -> Results:
         """See ServerScorer."""
-        return failed(error.message) if error.status in _OF_A_TEXT else await super().refused(item, error)
+        return failed(error.message) if error.status in OF_A_TEXT else await super().refused(item, error)

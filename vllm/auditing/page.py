@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,8 @@ from vllm.scoring.files import write_atomically
 _NUM_BINS = 12
 _MOST_POINTS = 5000
 _NUM_FLIPS = 50
+# An SVG file says of itself when and by which program it was made, with addresses.
+_METADATA = ("Date", "Creator", "Format", "Type")
 _STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
     "pre{overflow-x:auto;font-size:13px;background:#f6f6f6;padding:1rem}svg{max-width:100%;height:auto}"
@@ -76,7 +79,7 @@ def _svg(draw: Callable[[Any], None]) -> str:
     with warnings.catch_warnings():
         # A character that the font lacks is drawn as a box.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(out, format="svg", metadata={"Date": None})
+        figure.savefig(out, format="svg", metadata=dict.fromkeys(_METADATA))
     return out.getvalue()[out.getvalue().index("<svg") :]
 
 
@@ -151,7 +154,7 @@ def _costs(axes: Any, audit: Audit) -> None:
 
 def _error(candidate: Candidate) -> float | None:
     if candidate.text is not None:
-        return candidate.text.kl_mean
+        return candidate.text.kl_mean if math.isfinite(candidate.text.kl_mean) else None
     if candidate.ranking is not None:
         return 1 - candidate.ranking.kendall_tau
     if candidate.embedding is not None:

@@ -66,11 +66,11 @@ def main() -> int:
         what = ""
         if (
             args.url is not None
-            and args.kind != "labels"
+            and args.kind not in ("labels", "text")
             and isinstance(error, ServerError)
             and error.status in (404, 405)
         ):
-            what = f"; {args.kind} are read from servers of this package alone, from others --labels"
+            what = f"; {args.kind} are read from servers of this package alone, from others --labels and texts"
         print(f"{ERROR}{' '.join(str(error).splitlines())}{what}")
         return 2
     except KeyboardInterrupt:

@@ -40,7 +40,7 @@ class Readings:
     """A model's rows.
 
     Attributes:
-        name: as the model was given.
+        spec: the model.
         path: JSONL file, or with Ray a folder of parts.
         num_rows, num_failed: rows, and those among them that have an error.
         failure: the first error; None: there is none.
@@ -49,7 +49,7 @@ class Readings:
         label_texts, label_token_ids: of the labels, [k]; empty without labels.
     """
 
-    name: str
+    spec: ModelSpec
     path: Path
     num_rows: int
     num_failed: int
@@ -59,6 +59,11 @@ class Readings:
     peak_mib: float
     label_texts: list[str]
     label_token_ids: list[list[int]]
+
+    @property
+    def name(self) -> str:
+        """As the model was given."""
+        return self.spec.name
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows, one by one."""
@@ -82,6 +87,14 @@ class Reader:
         with io_errors("make", folder):
             folder.mkdir(parents=True, exist_ok=True)
 
+    def check(self, spec: ModelSpec) -> None:
+        """CliError: it is a server that does not answer, or has no such model."""
+        if spec.url is not None:
+            self._fingerprint(spec.url, spec)
+
+    def _fingerprint(self, url: str, spec: ModelSpec) -> str:
+        return fingerprint(url, spec.path, self._args.api_key, self._args.timeout)
+
     def read(self, spec: ModelSpec, reference: Readings | None = None) -> Readings:
         """The rows of a model, from the folder if they are there. CliError: it cannot be read; what was read stays."""
         path = self._path(spec, reference)
@@ -91,7 +104,7 @@ class Reader:
             known = self._run(spec, path, done, known, reference)
         costs: dict[str, float] = {name: math.nan if known[name] is None else known[name] for name in _COSTS}
         return Readings(
-            spec.name,
+            spec,
             path,
             known["num_rows"],
             known["num_failed"],
@@ -111,7 +124,7 @@ class Reader:
         }
         made_from = [self._made_from, deciding(engine), changed, spec.adapter, spec.url, spec.stamp()]
         if spec.url is not None:
-            made_from.append(fingerprint(spec.url, spec.path, self._args.api_key, self._args.timeout))
+            made_from.append(self._fingerprint(spec.url, spec))
         if reference is not None and self._args.kind == "text":
             made_from.append(reference.path.name)
         digest = hashlib.sha256(json.dumps(made_from, default=str, sort_keys=True).encode()).hexdigest()[:16]
@@ -130,6 +143,7 @@ class Reader:
         given |= {"resume": resume, "overwrite": not resume, "quiet": self._quiet}
         if self._args.kind == "text":
             given["reference_rows"] = reference and reference.path
+            given["reference_spec"] = reference and reference.spec
         given["known_labels"] = reference and (reference.label_texts, reference.label_token_ids)
         engine = dict(spec.engine)
         if self._args.kind == "text":

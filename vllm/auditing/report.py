@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vllm.auditing.results import Audit, Candidate, Cost
-from vllm.auditing.text_rows import llama_cpp_lines
+from vllm.auditing.text_rows import TextStatistics, llama_cpp_lines
 from vllm.scoring.report import cut
 
 _NAME_WIDTH = 40
@@ -49,7 +49,7 @@ def _columns(audit: Audit) -> tuple[list[str], list[list[str]]]:
         names += ["Δ accuracy", "McNemar p", "Δ ECE"] if has_gold else []
         return names, [_label_cells(each, has_gold) for each in audit.candidates]
     if audit.kind == "text":
-        names = ["KL", "99.9 %", "same top", "PPL ratio"]
+        names = ["KL", "99.9 %", "|Δ logprob|", "same top", "PPL ratio"]
         return names, [_text_cells(each) for each in audit.candidates]
     if audit.kind == "rerank":
         names, attributes = ["Kendall's tau", "nDCG@10", "first changes"], ("kendall_tau", "ndcg10", "best_changes")
@@ -78,9 +78,13 @@ def _label_cells(candidate: Candidate, has_gold: bool) -> list[str]:
 def _text_cells(candidate: Candidate) -> list[str]:
     found = candidate.text
     if found is None:
-        return ["-"] * 4
-    kl = f"{found.kl_mean:.6f} ± {found.kl_mean_error:.6f}"
-    return [kl, f"{found.kl_p999:.6f}", f"{found.top1_agreement:.3%}", f"{found.perplexity_ratio:.6f}"]
+        return ["-"] * 5
+    values = (found.kl_p999, found.abs_delta_logprob["mean"], found.top1_agreement, found.perplexity_ratio)
+    cells = [
+        f"{value:{form}}" if math.isfinite(value) else "-"
+        for value, form in zip(values, (".6f", ".6f", ".3%", ".6f"), strict=True)
+    ]
+    return [f"{found.kl_mean:.6f} ± {found.kl_mean_error:.6f}" if math.isfinite(found.kl_mean) else "-", *cells]
 
 
 def _flips(candidate: Candidate) -> list[str]:
@@ -117,11 +121,22 @@ def _groups(candidate: Candidate) -> list[str]:
 def _texts(audit: Audit) -> list[str]:
     """The figures of texts in full, as llama.cpp prints them."""
     blocks = [
-        [f"{each.name} (Q) against {audit.reference.name} (base)", "", *llama_cpp_lines(each.text), ""]
+        [
+            f"{each.name} (Q) against {audit.reference.name} (base)",
+            "",
+            *llama_cpp_lines(each.text),
+            "",
+            *_absent(each.text),
+        ]
         for each in audit.candidates
         if each.text is not None
     ]
     return [line for block in blocks for line in block]
+
+
+def _absent(found: TextStatistics) -> list[str]:
+    lines = [f"{name}: {why}" for name, why in found.absent.items()]
+    return [*lines, ""] if lines else []
 
 
 def _cells(found: object, names: tuple[str, ...]) -> list[str]:

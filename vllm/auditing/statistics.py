@@ -48,6 +48,18 @@ def abs_deltas(reference: np.ndarray, candidate: np.ndarray) -> np.ndarray:
         return np.where(a == b, 0.0, np.abs(b - a))
 
 
+def sizes(deltas: np.ndarray) -> dict[str, float]:
+    """Mean, 99th percentile and maximum."""
+    return {"mean": float(deltas.mean()), "p99": quantile(deltas, 0.99), "max": float(deltas.max())}
+
+
+def quantile(values: np.ndarray, level: float) -> float:
+    """Interpolated linearly; an infinity where that reaches one."""
+    with np.errstate(invalid="ignore"):
+        found = float(np.quantile(values, level))
+    return math.inf if math.isnan(found) and not np.isnan(values).any() else found
+
+
 def margins(logprobs: np.ndarray) -> np.ndarray:
     """The best column's logprob above the second best's, float64 [n]; inf of a single column."""
     if logprobs.shape[1] < 2:

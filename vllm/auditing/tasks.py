@@ -9,9 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm.auditing.models import ModelSpec
 from vllm.auditing.other_servers import KnownLabels, label_scorer
+from vllm.auditing.served_texts import ServedTextScorer
 from vllm.auditing.servers import AnyServer
 from vllm.auditing.text_task import TextTask
+from vllm.auditing.vocabularies import spec_tokenizer
 from vllm.scoring.decide.task import DecideTask
 from vllm.scoring.files import write_atomically
 from vllm.scoring.labels.task import LabelTask
@@ -71,7 +74,16 @@ class AuditedVectors(_Audited, EmbedTask):
 
 
 class AuditedTexts(_Audited, TextTask):
-    """Positions of texts."""
+    """Positions of texts; of a candidate at a server, of anybody, those of the texts' own tokens."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__(args)
+        self._reference_spec: ModelSpec | None = args.reference_spec
+
+    def server_scorer(self, server: Any) -> Any:
+        """See Task."""
+        assert self._reference_spec is not None and self.reference is not None
+        return ServedTextScorer(server, spec_tokenizer(self._reference_spec), self.chunk, self.reference)
 
 
 KINDS: dict[str, type[Task]] = {

@@ -40,23 +40,28 @@ def table_path(rows: Path) -> Path:
 
 
 class TextTask(Task):
-    """Readings of each text's positions: of the reference, or of a candidate, compared with it."""
+    """Readings of each text's positions: of the reference, or of a candidate, compared with it.
+
+    Attributes:
+        chunk: tokens of a piece; None: whole texts are read.
+        reference: the reference's rows; None: it is read itself.
+    """
 
     command, suffix, has_tables = "audit", "texts", False
     more_deciding = ("max_logprob_token_ids",)
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args)
-        self._chunk: int | None = args.chunk_tokens
-        self._reference: Path | None = args.reference_rows
-        if args.url is not None or args.backend is not None:
-            raise CliError("whole vocabularies of texts are read in this process alone: no server, no --backend")
-        self.made_from = {"chunk_tokens": self._chunk}
-        if self._reference is not None:
-            self.made_from["reference"] = self._reference.name
+        self.chunk: int | None = args.chunk_tokens
+        self.reference: Path | None = args.reference_rows
+        if args.backend is not None:
+            raise CliError("whole vocabularies of texts are read in this process alone: no --backend")
+        self.made_from = {"chunk_tokens": self.chunk}
+        if self.reference is not None:
+            self.made_from["reference"] = self.reference.name
 
     def engine_scorer(self, llm: LLM) -> TextScorer:
-        return TextScorer(llm, self._chunk, self.output, self._reference)
+        return TextScorer(llm, self.chunk, self.output, self.reference)
 
     def server_scorer(self, server: Any) -> Any:
         raise NotImplementedError
@@ -83,20 +88,13 @@ class TextScorer(EngineScorer):
         self._bos = next(iter(self._tokenizer.encode("")), None)
         if chunk is not None and chunk > self._config.max_model_len:
             raise CliError(f"--chunk-tokens must be at most max_model_len={self._config.max_model_len}, got {chunk}")
-        path = table_path(reference or output)
-        if reference is None:
-            self._table: IO[bytes] = _table_of(path, output, self._size)
-            self._known: IO[bytes] | None = None
-        else:
-            with io_errors("read", path):
-                self._table, self._known = path.open("rb"), reference.open("rb")
-            self._check_size(path, reference)
-
-    def _check_size(self, path: Path, reference: Path) -> None:
-        positions = sum(_num_positions(line) for line in reference.open("rb"))
-        if path.stat().st_size != 4 * positions * self._size:
-            width = path.stat().st_size / 4 / max(1, positions)
-            raise CliError(f"the vocabulary has {self._size} tokens, the reference's readings have {width:g}")
+        self._known = None if reference is None else ReferenceRows(reference)
+        if self._known is None:
+            self._table = _table_of(table_path(output), output, self._size)
+        elif self._known.size not in (0, self._size):
+            raise CliError(
+                f"the vocabulary has {self._size} tokens, the reference's readings have {self._known.size:g}"
+            )
 
     def results(self, batch: Sequence[Item], use_tqdm: bool | Callable[..., Any]) -> Iterable[Results]:
         raise NotImplementedError
@@ -105,14 +103,10 @@ class TextScorer(EngineScorer):
         self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress
     ) -> Iterator[dict[str, Any]]:
         """See Scorer; each row comes as soon as it is complete."""
-        for index, item in enumerate(batch, first_index):
-            known = None if self._known is None else json.loads(self._known.readline())
-            if index < first_index + num_known:
-                if known is not None:
-                    self._table.seek(4 * self._size * len(known.get("own_logprobs", ())), os.SEEK_CUR)
-                continue
+        for index, item in list(enumerate(batch, first_index))[num_known:]:
             self._llm.reset_prefix_cache()
-            yield self._row(index, item, self._read(item) if known is None else self._compare(known))
+            results = self._read(item) if self._known is None else self._compare(self._known, index)
+            yield self._row(index, item, results)
 
     def _read(self, item: Item) -> Results:
         assert self._tokenizer is not None
@@ -129,42 +123,30 @@ class TextScorer(EngineScorer):
             self._table.flush()
         return {"token_ids": token_ids, "own_logprobs": own, "num_prompt_tokens": len(token_ids)}
 
-    def _compare(self, known: dict[str, Any]) -> Results:
+    def _compare(self, reference: ReferenceRows, index: int) -> Results:
         """A candidate's readings of the ids of a row of the reference."""
+        known = reference.at(index)
         if "error" in known:
             return failed(f"the reference: {known['error']}", known["num_prompt_tokens"])
         token_ids = known["token_ids"]
         pieces = self._pieces(token_ids)
         if isinstance(pieces, str):
-            self._table.seek(4 * self._size * len(known["own_logprobs"]), os.SEEK_CUR)
             return failed(pieces, len(token_ids))
         found: dict[str, list[Any]] = defaultdict(list)
         for piece, start in pieces:
             for logprobs, following in self._tables(piece, start):
-                raw = self._table.read(4 * self._size * len(following))
-                reference = np.frombuffer(raw, dtype=np.float32).reshape(-1, self._size)
-                for name, values in compared(reference, logprobs, following).items():
+                for name, values in compared(reference.table(len(following)), logprobs, following).items():
                     found[name] += values.tolist()
         return {**found, "num_prompt_tokens": len(token_ids)}
 
     def _pieces(self, token_ids: list[int]) -> list[tuple[list[int], int]] | str:
-        """The pieces that are read, each with the position whose logits come first; or why nothing is.
-
-        Whole texts from their first token on; or, as llama.cpp does, pieces of `chunk` tokens, the first replaced by
-        the one that begins a text, of which the second half is read."""
+        """See `pieces_of`; or why nothing is read."""
         longest = self._config.max_model_len
-        if self._chunk is None:
-            if 2 <= len(token_ids) <= longest:
-                return [(token_ids, 0)]
+        if self._chunk is not None and len(token_ids) < self._chunk:
+            return f"the text has {len(token_ids)} tokens, fewer than --chunk-tokens {self._chunk}"
+        if self._chunk is None and not 2 <= len(token_ids) <= longest:
             return f"the text has {len(token_ids)} tokens; it must have from 2 to {longest} (max_model_len={longest})"
-        size = self._chunk
-        if len(token_ids) < size:
-            return f"the text has {len(token_ids)} tokens, fewer than --chunk-tokens {size}"
-        starts = range(0, len(token_ids) - size + 1, size)
-        pieces = [token_ids[start : start + size] for start in starts]
-        if self._bos is not None:
-            pieces = [[self._bos, *piece[1:]] for piece in pieces]
-        return [(piece, size // 2) for piece in pieces]
+        return pieces_of(token_ids, self._chunk, self._bos)
 
     def _tables(self, token_ids: list[int], start: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Logprobs, float32 [rows, vocabulary], from the position `start` on, and the ids that follow, [rows]."""
@@ -179,6 +161,53 @@ class TextScorer(EngineScorer):
             if output.outputs[0].error is not None or output.prompt_tables is None:
                 raise CliError(f"a text cannot be read: {output.outputs[0].error}")
             yield output.prompt_tables.logprobs, np.asarray(token_ids[first + 1 : last + 1])
+
+
+class ReferenceRows:
+    """A reference's rows and logprobs, of which later rows are asked for after earlier ones.
+
+    Attributes:
+        size: tokens of the vocabulary; 0: no row was read.
+    """
+
+    def __init__(self, rows: Path) -> None:
+        """CliError: they cannot be read."""
+        path = table_path(rows)
+        with io_errors("read", path):
+            self._table, self._rows = path.open("rb"), rows.open("rb")
+            with rows.open("rb") as lines:
+                positions = sum(_num_positions(line) for line in lines)
+            self.size = path.stat().st_size / 4 / max(1, positions)
+        self._next_index = self._next_position = 0
+
+    def at(self, index: int) -> dict[str, Any]:
+        """The row `index`; `table` begins at its first position."""
+        while True:
+            line, position = self._rows.readline(), self._next_position
+            self._next_index, self._next_position = self._next_index + 1, position + _num_positions(line)
+            if self._next_index > index:
+                self._table.seek(4 * int(self.size) * position)
+                row: dict[str, Any] = json.loads(line)
+                return row
+
+    def table(self, count: int) -> np.ndarray:
+        """Logprobs of the next positions, float32 [count, size]."""
+        raw = self._table.read(4 * int(self.size) * count)
+        return np.frombuffer(raw, dtype=np.float32).reshape(count, -1)
+
+
+def pieces_of(token_ids: list[int], chunk: int | None, bos: int | None) -> list[tuple[list[int], int]]:
+    """The pieces of a text that are read, each with the position whose logits come first.
+
+    Whole texts from their first token on; or, as llama.cpp does, pieces of `chunk` tokens, the first replaced by the
+    one that begins a text (None: nothing does), of which the second half is read."""
+    if chunk is None:
+        return [(token_ids, 0)]
+    starts = range(0, len(token_ids) - chunk + 1, chunk)
+    pieces = [token_ids[start : start + chunk] for start in starts]
+    if bos is not None:
+        pieces = [[bos, *piece[1:]] for piece in pieces]
+    return [(piece, chunk // 2) for piece in pieces]
 
 
 def compared(reference: np.ndarray, logprobs: np.ndarray, following: np.ndarray) -> dict[str, np.ndarray]:

@@ -30,6 +30,7 @@ from vllm.cli import (
 from vllm.cli.frame import COMPLETING, EXIT_USAGE, CommandParser, add_commands, be_command
 from vllm.exceptions import CliError, VLLMValidationError
 from vllm.utils.packages import needed_by
+from vllm.utils.packed import ahead
 from vllm.version import __version__
 
 _COMMANDS = (
@@ -90,6 +91,7 @@ def _run(parser: CommandParser, argv: Sequence[str] | None) -> int:
     try:
         try:
             args = parser.parse_args(argv)
+            ahead.begin()
             with needed_by(args.prog):
                 return args.run(args)
         finally:

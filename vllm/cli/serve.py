@@ -221,8 +221,10 @@ def check_args(args: ServerArgs) -> None:
             raise CliError(f"{_flag(name)} must be at least {least}, got {getattr(args, name)}")
     if not 0 <= args.audit_share <= 1:
         raise CliError(f"--audit-share must be in 0..1, got {args.audit_share}")
-    if bool(args.audit_share) != (args.audit_reference is not None and args.audit_log is not None):
-        raise CliError("--audit-share, --audit-reference and --audit-log need each other")
+    if bool(args.audit_share) != (args.audit_reference is not None):
+        raise CliError("--audit-share and --audit-reference need each other")
+    if args.audit_log is not None and not args.audit_share:
+        raise CliError("--audit-log is for --audit-share")
     if args.audit_reference is not None:
         from vllm.auditing.models import ModelSpec
 

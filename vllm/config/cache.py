@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -116,5 +117,7 @@ class CacheConfig:
                 )
         check_number("gpu_memory_utilization", self.gpu_memory_utilization, 0, 1, open_low=True)
         check_number("swap_space", self.swap_space, 0, math.inf)
+        if not isinstance(self.kv_store, str | os.PathLike):
+            raise ValueError(f"kv_store must be the path of a folder, got {self.kv_store!r}")
         if self.kv_store_gib is not None:
             check_number("kv_store_gib", self.kv_store_gib, 0, math.inf, open_low=True)

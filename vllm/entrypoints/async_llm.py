@@ -28,6 +28,7 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tracing import continued, make_tracer
+from vllm.utils import function_pickle
 from vllm.utils.checks import check_neutral
 from vllm.utils.ray_utils import current_placement_group
 from vllm.v1.engine.adapters import distinct, once
@@ -578,11 +579,20 @@ class AsyncLLM(EngineCalls):
         return self.tracer is not None
 
     async def collective_rpc(
-        self, method: str, timeout: float | None = None, args: tuple = (), kwargs: dict[str, Any] | None = None
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of every worker of every replica by name; arguments and results are what msgpack can hold.
-        `timeout`: see LLMEngine.collective_rpc."""
-        return await self._workers(method, *args, **(kwargs or {}))
+        """Call a method of every worker of every replica by name, or a function with the worker as its first argument;
+        arguments and results are what msgpack can hold. `timeout`: see LLMEngine.collective_rpc.
+
+        Raises:
+            ValueError: the function cannot be sent to another process.
+        """
+        sent = method if isinstance(method, str) else function_pickle.sent("collective_rpc", method)
+        return await self._workers(sent, *args, **(kwargs or {}))
 
     async def _quieten(self, mode: str) -> None:
         await self.pause_generation(mode=mode)

@@ -31,6 +31,7 @@ from vllm.logger import init_logger
 from vllm.ops.cpu_kernels import packs_for
 from vllm.ops.experts import PackedExperts
 from vllm.utils.host_memory import available_bytes
+from vllm.utils.packed import ahead
 from vllm.utils.packed.file import Content, DamagedFileError, Mapping, Writer, find_damage, read_content
 from vllm.utils.packed.folder import PackedFolder, packed_folder, say_once
 
@@ -106,6 +107,7 @@ def open_packed_weights(config: ModelConfig, takes_adapters: bool, plan: Plan | 
         yield None
         return
     folder, name, files = found
+    ahead.end_unless(name)
     own = PackedWeights(config, folder, folder.file(name, f"{group.rank}of{group.world_size}"), files)
     if plan == "write":
         own.may_write = True
@@ -246,15 +248,19 @@ class PackedWeights:
 
     def take(self, module: nn.Module) -> None:
         """Write a module's packed weights, whose memory is the file's from here on. Any thread may call it."""
+        numbers = []
         with self._lock:
-            if self._writer is None:
+            writer = self._writer
+            if writer is None:
                 return
             try:
                 for tensor in own_tensors(module):
                     if tensor.nbytes >= _LEAST_SHARED and not tensor.is_meta:
-                        self._number(tensor)
+                        numbers.append(self._number(tensor))
             except OSError as error:
                 self._give_up(error)
+        for number in numbers:
+            writer.sum_up(number)
 
     def keep(self, model: nn.Module) -> None:
         """Write what has not been taken, and the description. Where that is not possible it is said once, and the model
@@ -375,6 +381,7 @@ class PackedWeights:
 
     def _watch(self, model: nn.Module, mapping: Mapping, content: Content | None) -> None:
         """Note what the model maps; read it ahead and, where it was there, check it meanwhile."""
+        ahead.note(self._folder.path, self.path.name.partition("-")[0])
         mappings = [mapping, *self._sources.values()]
         model.__dict__["mappings"] = mappings
         if content is None:

@@ -18,7 +18,6 @@ from vllm.ops._dispatch import implementation
 from vllm.ops.add_lora import AddedAdapters
 from vllm.ops.packed_linear import PANEL, interleave_gate
 from vllm.ops.rms_norm import NO_NORM, AddedNorm
-from vllm.utils.host_memory import rows_at_once
 
 # Inputs that are rotated together, and such blocks that share a scale.
 BLOCK = 64
@@ -62,11 +61,10 @@ def pack_int8_linear(weight: Tensor, bias: Tensor | None, float_out: bool = Fals
     shape = (weight.shape[0], weight.shape[1])
     if implementation(weight) != "cpp":
         return _arrange(*_quantise(weight), bias, shape)
-    panels = _new_panels(shape)
-    count = rows_at_once(shape[1], PANEL)
-    for start in range(0, shape[0], count):
-        integers, scales = _quantise(weight[start : start + count])
-        _put(integers, scales, panels[start // PANEL : (start + count) // PANEL], shape[1])
+    panels = torch.ops.vllm_cpu.pack_int8(weight)
+    _, scales = _parts(panels, shape[1])
+    if not scales.isfinite().all():
+        raise _not_finite()
     return Int8Linear(panels, None, bias, "packed", shape)
 
 
@@ -113,14 +111,18 @@ def int8_linear(
 def _quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     """The rotated weight's integers, int8 [N, B, 64], and their scales, bfloat16 [N, G]."""
     # Rotating both factors multiplies their product by 64.
-    rotated = _blocks(weight.float()) @ (_hadamard(weight.device) / BLOCK)
+    rotated = _rotate(_blocks(weight.float())) / BLOCK
     greatest = _greatest_of_groups(rotated)
     if not greatest.isfinite().all():
-        raise ValueError("quantization='int8' needs finite weights, got NaN or infinity")
+        raise _not_finite()
     scales = (greatest / _GREATEST * _ROUNDED_UP).bfloat16()
     # A group of zeros, or so nearly that the scale has no inverse, becomes zeros.
     divisors = torch.where(scales > torch.finfo(torch.bfloat16).tiny, scales.float(), torch.inf)
     return rotated.div_(_of_blocks(divisors, rotated)).round_().to(torch.int8), scales
+
+
+def _not_finite() -> ValueError:
+    return ValueError("quantization='int8' needs finite weights, got NaN or infinity")
 
 
 def _greatest_of_groups(blocks: Tensor) -> Tensor:
@@ -166,14 +168,6 @@ def _parts(panels: Tensor, inner: int) -> tuple[Tensor, Tensor]:
     shifted, scales = panels.tensor_split((num_blocks * BLOCK * PANEL,), 1)
     shifted = shifted.unflatten(1, (num_blocks, BLOCK // 4, PANEL, 4))
     return shifted, scales.view(torch.bfloat16).unflatten(1, (-1, PANEL))
-
-
-def _hadamard(device: torch.device) -> Tensor:
-    """float32 [64, 64]: the entry at (i, j) is -1 where i & j has an odd number of bits, else 1."""
-    matrix = torch.ones(1, 1, device=device)
-    for _ in range(BLOCK.bit_length() - 1):
-        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    return matrix
 
 
 def _blocks(values: Tensor) -> Tensor:

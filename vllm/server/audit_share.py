@@ -33,6 +33,10 @@ _READER = "vllm.auditing.second_reader"
 _MODE = "raw_logprobs"
 # Requests that wait for the reference; what comes beyond is counted as dropped.
 _MOST_WAITING = 256
+# While the server has requests, a reading is followed by a rest of so many times its seconds: on few cores even a
+# process that yields to all others slows steps, which wait for the slowest of their threads.
+_RESTS = 19
+_WAIT_SECONDS = 0.02
 _END_SECONDS = 5.0
 _DELTAS = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
@@ -44,21 +48,26 @@ class ServedAudit(Collector):
     an adapter, with embeddings or pictures, or with logprobs of another mode than raw_logprobs is skipped.
     """
 
-    def __init__(self, share: float, engine: dict[str, Any], log: str, keeps_texts: bool = False) -> None:
+    def __init__(
+        self, share: float, engine: dict[str, Any], log: str | None, keeps_texts: bool, is_busy: Callable[[], bool]
+    ) -> None:
         """
         Args:
             share: probability that a request is read again.
             engine: EngineArgs of the reference.
-            log: file that gets a line of JSON for each.
+            log: file that gets a line of JSON for each; None: there is none.
             keeps_texts: whether prompts and answers are in it, too.
+            is_busy: whether the server has requests.
 
         Raises:
             OSError: the file cannot be written.
         """
-        self._share, self._keeps_texts = share, keeps_texts
+        self._share, self._keeps_texts, self._is_busy = share, keeps_texts, is_busy
         self._random = random.Random()
-        # Unbuffered: a line that the disk has no room for is not tried again.
-        self._log: IO[bytes] | None = open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab", 0)  # noqa: SIM115
+        self._log: IO[bytes] | None = None
+        if log is not None:
+            # Unbuffered: a line that the disk has no room for is not tried again.
+            self._log = open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab", 0)  # noqa: SIM115
         self._is_closed = False
         self._registry = CollectorRegistry()
         self._requests = self._counter("requests", "Requests of the audit's share, by what became of them", "result")
@@ -144,8 +153,9 @@ class ServedAudit(Collector):
             read = [list(params.logprob_token_ids)] * len(positions)
         else:
             read = [[token] for token in tokens]
+            del positions[len(tokens) :]  # max_tokens=0 reads one that has no token
         # A reading without a token is of the one that would come.
-        own = tokens or read[0][:1]
+        own = tokens or [token for ids in read[:1] for token in ids[:1]]
         served = [[position[token].logprob for token in ids] for position, ids in zip(positions, read, strict=True)]
         start = len(prompt.token_ids)
         texts = {"prompt": prompt.text, "text": "".join(part.text for part in parts)} if self._keeps_texts else {}
@@ -173,16 +183,25 @@ class ServedAudit(Collector):
                 except (KeyError, ValueError, IndexError) as error:
                     self._failed(f"its readings have another form: {error!r}")
                     continue
+                began = time.monotonic()
                 answer = self._ask(found["job"])
+                seconds = time.monotonic() - began
                 if "error" in answer:
                     self._failed(answer["error"])
                 else:
                     self._note(found["row"], answer["logprobs"])
+                self._rest(seconds)
         except (OSError, ValueError, EOFError) as error:
             if self._is_closed:
                 return
             logger.error("the audit's reference has ended, and no request is read once more: %s", error)
             self._share = 0.0
+
+    def _rest(self, seconds: float) -> None:
+        """Leave the machine to the server after a reading that took `seconds`, unless it has nothing to do."""
+        ends = time.monotonic() + _RESTS * seconds
+        while time.monotonic() < ends and self._is_busy() and not self._is_closed:
+            time.sleep(_WAIT_SECONDS)
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -244,7 +263,7 @@ def audited(state: ServerState) -> Iterator[None]:
     from vllm.auditing.models import ModelSpec
     from vllm.auditing.vocabularies import spec_tokenizer, vocabulary_difference
 
-    assert args.audit_reference is not None and args.audit_log is not None
+    assert args.audit_reference is not None
     config, tokenizer = engine.model_config, engine.input_processor.tokenizer
     if config.logprobs_mode != _MODE or config.runner_type == "pooling" or tokenizer is None:
         raise CliError(f"--audit-share needs a model that generates, its tokenizer, and --logprobs-mode {_MODE}")
@@ -256,7 +275,13 @@ def audited(state: ServerState) -> Iterator[None]:
         raise CliError(f"--audit-reference {args.audit_reference} has another vocabulary: {fault}")
     own = {"max_model_len": config.max_model_len, "max_num_seqs": 1, "max_logprob_token_ids": -1}
     try:
-        audit = ServedAudit(args.audit_share, {**own, **spec.engine}, args.audit_log, args.audit_texts)
+        audit = ServedAudit(
+            args.audit_share,
+            {**own, **spec.engine},
+            args.audit_log,
+            args.audit_texts,
+            lambda: engine.num_unfinished_requests > 0,
+        )
     except OSError as error:
         raise CliError(f"--audit-log {args.audit_log}: {error.strerror}") from error
     state.audit, engine.observer = audit, audit.observer

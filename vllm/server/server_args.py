@@ -58,7 +58,10 @@ class ServerArgs(UpstreamServerArgs):
     audit_reference: str | None = arg(
         None, "the audit's reference, as of `vllm audit --reference`: a model, with :dtype and ,NAME=VALUE"
     )
-    audit_log: str | None = arg(None, "the audit's log: a line of JSON for each request that was read once more")
+    audit_log: str | None = arg(
+        None,
+        "the audit's log: a line of JSON for each request that was read once more; without it they are counted alone",
+    )
     audit_texts: bool = arg(False, "keep prompts and answers in the audit's log")
     shutdown_timeout: float = arg(30.0, "seconds that running requests have left after SIGTERM or Ctrl-C")
     ignore_unknown_fields: bool = arg(False, "ignore request fields that are not known, instead of refusing them")

@@ -11,8 +11,11 @@ from vllm.v1.features.kv_connector.base import (
     KVConnectorMetadata,
     KVConnectorOutput,
     KVConnectorRole,
+    SupportsHMA,
+    supports_hma,
 )
 from vllm.v1.features.kv_connector.factory import KVConnectorFactory
+from vllm.v1.features.kv_connector.views import StepAttention
 from vllm.v1.features.kv_events.messages import (
     AllBlocksCleared,
     BlockRemoved,
@@ -25,6 +28,7 @@ from vllm.v1.features.kv_events.messages import (
 
 __all__ = [
     "AllBlocksCleared",
+    "AttentionMetadata",
     "BlockHash",
     "BlockRemoved",
     "BlockStored",
@@ -39,9 +43,12 @@ __all__ = [
     "KVConnectorOutput",
     "KVConnectorRole",
     "KVEventBatch",
+    "SupportsHMA",
+    "supports_hma",
 ]
 
 BlockHash = bytes
+AttentionMetadata = StepAttention
 
 
 class ExampleConnectorMetadata(KVConnectorMetadata):

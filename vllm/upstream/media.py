@@ -1,15 +1,21 @@
-"""Media: encoding works, for clients of other servers; nothing fetches or decodes them."""
+"""Media: pictures are encoded and loaded; what upstream makes of them for its models has no place here."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from vllm.exceptions import VLLMValidationError
+from vllm.inputs.media.access import MediaAccess
+from vllm.inputs.media.loader import PictureLoader
+from vllm.inputs.media.sources import PictureSource
+
 _INSTEAD_REGISTRY = (
-    "only text models are served; describe the medium in the prompt, or send it to a model that reads it"
+    "pictures and frames of videos are given to the engine as they are, by multi_modal_data (docs/images.md)"
 )
 
 
@@ -25,11 +31,11 @@ def refuse_media(what: str) -> NoReturn:
 
 
 class MultiModalRegistry:
-    """Upstream's registry of processors, without any."""
+    """Upstream's registry of processors, without any: transformers' are used."""
 
     def supports_multimodal_inputs(self, model_config: Any) -> bool:
-        """False: no model has them."""
-        return False
+        """Whether the model reads pictures."""
+        return bool(getattr(model_config, "reads_images", False))
 
     def register_processor(self, processor: Any, *, info: Any = None, dummy_inputs: Any = None) -> Callable[..., Any]:
         """
@@ -88,6 +94,51 @@ def convert_image_mode(image: Any, to_mode: str) -> Any:
         white.paste(image, mask=image.split()[3])
         return white
     return image.convert(to_mode)
+
+
+class MediaConnector:
+    """Pictures of URLs, for prompts. Of sound there are none, and a video is its frames here.
+
+    Args:
+        media_io_kwargs, connection: not read.
+        allowed_local_media_path: the folder below which files are read; empty: none is.
+        allowed_media_domains: hosts from which pictures are fetched; None: none.
+    """
+
+    def __init__(
+        self,
+        media_io_kwargs: Any = None,
+        connection: Any = None,
+        *,
+        allowed_local_media_path: str = "",
+        allowed_media_domains: list[str] | None = None,
+    ) -> None:
+        self._loader = PictureLoader(MediaAccess.of(allowed_media_domains, allowed_local_media_path))
+
+    def fetch_image(self, image_url: str, *, image_mode: str | None = "RGB") -> Any:
+        """The PIL image of a URL.
+
+        Raises:
+            VLLMValidationError: it cannot be read, or its place is not among those that are allowed.
+        """
+        if not isinstance(image_url, str):
+            message = f"image_url must be a picture's URL, got {type(image_url).__name__}"
+            raise VLLMValidationError(message, "image_url")
+        (image,) = self._loader.load_now([PictureSource("image_url", url=image_url)]).images
+        return image if image_mode is None else convert_image_mode(image, image_mode)
+
+    async def fetch_image_async(self, image_url: str, *, image_mode: str | None = "RGB") -> Any:
+        """As `fetch_image`."""
+        return await asyncio.to_thread(self.fetch_image, image_url, image_mode=image_mode)
+
+
+def fetch_image(image_url: str, image_io_kwargs: Any = None) -> Any:
+    """The PIL image of a data URL; others need a `MediaConnector`, which says what is allowed.
+
+    Raises:
+        VLLMValidationError: it is another URL, or has no picture.
+    """
+    return MediaConnector().fetch_image(image_url)
 
 
 def encode_image_base64(image: Any, *, image_mode: str | None = "RGB", format: str = "PNG") -> str:

@@ -102,10 +102,10 @@ class _Scratch:
 scratch = _Scratch()
 
 
-def rows_at_once(width: int, multiple: int = 1) -> int:
-    """Rows of a weight that are rounded together, a multiple of `multiple`: their float32 values stay in a core's
-    cache, and their memory with the C library."""
-    return max(1, (1 << 18) // (max(width, 1) * multiple)) * multiple
+def rows_at_once(width: int) -> int:
+    """Rows of a weight that are rounded together: their float32 values stay in a core's cache, and their memory with
+    the C library."""
+    return max(1, (1 << 18) // max(width, 1))
 
 
 class PassedPages:

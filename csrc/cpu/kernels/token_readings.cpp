@@ -7,6 +7,8 @@
 //
 // The ranks are the dear part; see thresholds.h, and threshold_search.h for many of a row. The greatest logits' follow
 // from their order.
+#include "../older_libraries.h"
+
 #include <math.h>
 #include <string.h>
 

@@ -264,5 +264,6 @@ def test_small_questions(folder):
         assert engine.is_running and not engine.is_stopped and not engine.errored
         assert await engine.reset_prefix_cache()
         assert await engine.collective_rpc("determine_num_blocks")
+        assert await engine.collective_rpc(lambda worker, more: worker.rank + more, args=(3,)) == [3]
 
     run_with_engine(folder, test)

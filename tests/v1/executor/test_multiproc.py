@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +72,13 @@ def test_a_call_reaches_every_rank(llm):
     assert seen == own
 
 
+def test_functions_that_ranks_cannot_import_reach_them_by_value(llm):
+    def factorial(number, offset=0):
+        return offset + (math.prod(range(1, number + 1)) if number < 3 else number * factorial(number - 1))
+
+    assert llm.collective_rpc(lambda worker, offset: factorial(worker.rank + 3, offset), args=(1,)) == [7, 25]
+
+
 def test_a_call_that_raises_ends_nothing(llm):
     with pytest.raises(AttributeError, match="no_such_method"):
         llm.collective_rpc("no_such_method")
@@ -77,8 +86,8 @@ def test_a_call_that_raises_ends_nothing(llm):
         llm.collective_rpc(rank_faults.raise_on, args=(0,))
     with pytest.raises(RuntimeError, match=r"(?s)rank 1 raised:.*in raise_on.*ValueError: not on rank 1"):
         llm.collective_rpc(rank_faults.raise_on, args=(1,))
-    with pytest.raises(ValueError, match="collective_rpc cannot send this to the other ranks"):
-        llm.collective_rpc(lambda worker: None)
+    with pytest.raises(ValueError, match="collective_rpc cannot send this to other processes"):
+        llm.collective_rpc(lambda worker, lock: None, args=(threading.Lock(),))
     assert llm.collective_rpc(rank_faults.raise_on, args=(2,)) == [0, 1]
 
 

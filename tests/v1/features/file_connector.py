@@ -10,7 +10,13 @@ from typing import Any
 import torch
 
 from vllm.distributed import get_tensor_model_parallel_rank
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+from vllm.v1.attention.backend import AttentionMetadata
 
 
 @dataclass
@@ -138,6 +144,7 @@ class FileConnector(KVConnectorBase_V1):
         self.note("wait", layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        assert isinstance(attn_metadata, AttentionMetadata)
         self.note("save", layer_name, attn_metadata.num_actual_tokens)
         for each in self._get_connector_metadata().saves:
             path = self.place(each.key) / layer_name
@@ -159,6 +166,14 @@ class FileConnector(KVConnectorBase_V1):
 
     def shutdown(self) -> None:
         self.note("shutdown")
+
+
+class GroupsConnector(FileConnector, SupportsHMA):
+    """Takes the blocks of each KV group."""
+
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, Any]:
+        self.note("groups", len(block_ids))
+        return super().request_finished(request, block_ids[0])
 
 
 @dataclass

@@ -243,6 +243,15 @@ def test_the_calls_come_in_upstreams_order(folder, tmp_path):
     ]
 
 
+def test_a_connector_of_all_groups_is_told_of_each(folder, tmp_path):
+    config = connector_config(tmp_path, kv_connector="GroupsConnector")
+    llm = make_tiny_llm(folder, kv_transfer_config=config, num_gpu_blocks_override=20)
+    (output,) = run(llm, params=SamplingParams(max_tokens=2, temperature=0.0))
+    end(llm)
+    assert output.kv_transfer_params == {"num_blocks": NUM_BLOCKS + 1}
+    assert ("groups", 1) in sides(llm)[0].calls
+
+
 def test_a_layers_tensor_is_its_keys_and_values(folder, tmp_path):
     llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path))
     run(llm)

@@ -270,6 +270,11 @@ def test_a_bad_bound_is_refused(folder, gib):
         make_tiny_llm(folder, kv_store="x", kv_store_gib=gib)
 
 
+def test_a_path_that_is_none_is_refused(folder):
+    with pytest.raises(ValueError, match="kv_store must be the path of a folder, got 5"):
+        make_tiny_llm(folder, kv_store=5)
+
+
 def prompt_readings(outputs: list[Any]) -> list[tuple[bytes, ...]]:
     found = []
     for output in outputs:

@@ -188,7 +188,8 @@ class PictureProcessor(_KeptPictures):
         self._latest_options: tuple[str, dict[str, Any]] = ("", {})
         self._row_width = self.family.parts_of_a_row * model_config.input_embedding_size
         self._dtype = model_config.dtype
-        self._placeholder: str = self._processor.image_token
+        # Some have a word of their own for a picture, beside the one for a row.
+        self._placeholder: str = getattr(self._processor, "image_placeholder_token", self._processor.image_token)
         # The words that stand for items in a prompt, by kind.
         self._words: dict[str, str] = {"image": self._placeholder}
         if self.family.reads_videos:
@@ -210,6 +211,8 @@ class PictureProcessor(_KeptPictures):
         try:
             data, text = self._data_of(Image.new("RGB", (64, 64)), self._defaults, known_as)
             _, of_other = self._data_of(Image.new("RGB", (128, 32)), self._defaults, known_as)
+        except VLLMValidationError:
+            raise
         except Exception as error:  # the processor's code may do otherwise than most
             name = type(self._processor).__mro__[1].__name__
             raise ValueError(
@@ -232,6 +235,8 @@ class PictureProcessor(_KeptPictures):
     def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
         try:
             data, text = self._data_of(image, options, known_as)
+        except VLLMValidationError:
+            raise
         except Exception as error:  # the processor's code may refuse a picture or an option in any way
             field = OPTIONS if options else DATA
             raise VLLMValidationError(f"{field}: the picture cannot be processed: {error}", field) from error
@@ -249,7 +254,7 @@ class PictureProcessor(_KeptPictures):
         merged = self._merged(options, known_as)
         if image.mode != "RGB" and not getattr(self._processor.image_processor, "do_convert_rgb", False):
             image = image.convert("RGB")
-        images, *_ = self._processor.prepare_inputs_layout(images=[image], **options)
+        images, *_ = self._processor.prepare_inputs_layout(images=[image], **merged)
         # Some options of a whole processor are about pictures, too.
         own = {name: merged[name] for name in self._further_options if name in merged}
         data, (text,) = self._processor._process_images(images, **own, **merged["images_kwargs"])
@@ -317,6 +322,8 @@ class PictureProcessor(_KeptPictures):
             data, (text,) = self._processor._process_videos(
                 [video.frames], **merged, video_metadata=[dict(video.metadata)]
             )
+        except VLLMValidationError:
+            raise
         except Exception as error:  # as of pictures
             field = OPTIONS if options else DATA
             raise VLLMValidationError(f"{field}: the video cannot be processed: {error}", field) from error
@@ -358,12 +365,16 @@ class PictureProcessor(_KeptPictures):
 
     def _merged(self, options: Mapping[str, Any], known_as: str) -> dict[str, Any]:
         """transformers' options by the part that they are for; those of the latest prompt are kept, as it checks each
-        of them for milliseconds."""
+        of them for milliseconds. VLLMValidationError: it would leave one out."""
         latest, merged = self._latest_options
         if latest != known_as:
             merged = self._processor._merge_kwargs(
                 tokenizer_init_kwargs=self._tokenizer.init_kwargs, return_tensors="pt", **options
             )
+            known = merged.keys() | {name for part in merged.values() if isinstance(part, dict) for name in part}
+            if unknown := sorted(options.keys() - known):
+                message = f"{OPTIONS}: {shown(unknown[0])} is no option of the model's processor"
+                raise VLLMValidationError(message, OPTIONS, unknown[0])
             self._latest_options = known_as, merged
         return merged
 
@@ -393,7 +404,8 @@ class PictureProcessor(_KeptPictures):
         if not count:
             return text
         blank = Image.new("RGB", (8, 8))
-        (found,) = self._processor.prepare_inputs_layout(images=[blank] * count, text=[text])[1]
+        merged = self._merged(self._defaults, json.dumps(self._defaults, sort_keys=True, default=str))
+        (found,) = self._processor.prepare_inputs_layout(images=[blank] * count, text=[text], **merged)[1]
         return str(found)
 
     def expand_ids(self, ids: Sequence[int], pictures: Sequence[Processed]) -> tuple[list[int], list[Processed]]:

@@ -97,7 +97,7 @@ def parse_chat_messages(
     """A conversation as templates take it.
 
     Args:
-        model_config: not read: all models are text models.
+        model_config: not read.
         content_format: "string": content as one text; "openai": as a list of one text part.
         media_io_kwargs, mm_processor_kwargs: of media, which no message may hold.
 

@@ -16,7 +16,7 @@ ECRole = Literal["ec_producer", "ec_both", "ec_consumer"]
 class ECTransferConfig(UnservedConfig):
     """Who sends encoder outputs, who receives them, and by what."""
 
-    instead: ClassVar[str] = "there are no encoders: only text models are served"
+    instead: ClassVar[str] = "encoders of pictures run in the engine that reads them"
     harmless: ClassVar[frozenset[str]] = frozenset({"engine_id", "ec_buffer_device", "ec_buffer_size"})
 
     ec_connector: str | None = None

@@ -12,7 +12,9 @@ from vllm.config.unserved import UnservedConfig, choice, number
 class MultiModalConfig(UnservedConfig):
     """How many items of a kind a prompt may hold, and how they are prepared."""
 
-    instead: ClassVar[str] = "only text models are served"
+    instead: ClassVar[str] = (
+        "limit_mm_per_prompt, mm_processor_kwargs and enable_mm_embeds are arguments of LLM (docs/images.md)"
+    )
     # Fields of how media are kept and hashed: without media, nothing is.
     harmless: ClassVar[frozenset[str]] = frozenset(
         {

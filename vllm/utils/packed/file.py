@@ -14,7 +14,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,21 +149,32 @@ class Mapping:
     def populate(self) -> None:
         """Read the file from its first byte to its last, and have the pages in this process's tables. Other threads run
         meanwhile."""
-        advice = _MADV_POPULATE_READ
         for start in range(0, len(self), _CHUNK):
-            if self._give_advice(start, min(_CHUNK, len(self) - start), advice):
-                continue
-            # Older systems only read ahead.
-            advice = mmap.MADV_WILLNEED
-            if not self._give_advice(start, min(_CHUNK, len(self) - start), advice):
+            if not self._read(start, min(_CHUNK, len(self) - start)):
                 return
+
+    def read_ahead(self, step: int, should_stop: Callable[[], bool]) -> None:
+        """Read the file, `step` bytes at once, without pages in this process's tables."""
+        for start in range(0, len(self), step):
+            size = min(step, len(self) - start)
+            if should_stop() or not self._read(start, size):
+                return
+            self.release(start, size)
+
+    def release(self, start: int, size: int) -> bool:
+        """Take whole pages, which were never written to, out of this process's tables. Whether the system did."""
+        return self._give_advice(start, size, mmap.MADV_DONTNEED)
+
+    def _read(self, start: int, size: int) -> bool:
+        # Older systems only read ahead.
+        return any(self._give_advice(start, size, each) for each in (_MADV_POPULATE_READ, mmap.MADV_WILLNEED))
 
     def drop_pages(self) -> int:
         """Give the memory of what this process has not written to back to the system, which reads it again when it is
         needed. Returns how many bytes; 0 where the system does not say which pages those are."""
         dropped = 0
         for start, stop in self._pages_of_file():
-            if self._give_advice(start, stop - start, mmap.MADV_DONTNEED):
+            if self.release(start, stop - start):
                 dropped += stop - start
         return dropped
 
@@ -206,7 +217,8 @@ class Writer:
         self._capacity, self._checked = capacity, 0
 
     def add(self, data: np.ndarray[Any, np.dtype[np.uint8]]) -> int:
-        """Write a tensor's bytes, uint8 [n]: the number of their piece. OSError: there is no room."""
+        """Write a tensor's bytes, uint8 [n]: the number of their piece, whose checksum `sum_up` makes. OSError: there
+        is no room."""
         unit = _PAGE if data.nbytes >= _LARGE else _LINE
         start = -(-self._at // unit) * unit
         if start + data.nbytes > self._capacity - _PAGE:
@@ -214,15 +226,22 @@ class Writer:
         if start + data.nbytes > self._checked:
             self._check_room(start + data.nbytes)
             self._checked = start + data.nbytes + _CHUNK
-        view = data.data
-        crc = done = 0
+        done = 0
         while done < data.nbytes:
-            part = view[done : done + _CHUNK]
-            written = self._write(part, start + done)
-            crc, done = zlib.crc32(part[:written], crc), done + written
+            done += self._write(data.data[done : done + _CHUNK], start + done)
         self._at = start + data.nbytes
-        self.pieces.append(Piece(start, data.nbytes, crc))
+        self.pieces.append(Piece(start, data.nbytes))
         return len(self.pieces) - 1
+
+    def sum_up(self, number: int) -> None:
+        """Give a piece its checksum, unless it has one or needs none. While one thread writes, others may do this."""
+        piece = self.pieces[number]
+        if piece.crc is None and piece.source is None:
+            there = self.mapping.bytes[piece.start : piece.start + piece.size]
+            self.pieces[number] = replace(piece, crc=zlib.crc32(there.data))
+            if piece.size >= _LARGE:
+                # Pages of what is packed already need not be in this process's tables before a step reads them.
+                self.mapping.release(piece.start, piece.size // _PAGE * _PAGE)
 
     def _write(self, data: memoryview, start: int) -> int:
         """Write bytes, and zeros up to the end of their last block if nothing was there: how many of the bytes were
@@ -245,6 +264,8 @@ class Writer:
 
     def finish(self, about: dict[str, Any], state: Any, path: Path) -> None:
         """Write the description, and give the file its name. OSError: there is no room."""
+        for number in range(len(self.pieces)):
+            self.sum_up(number)
         pieces = [[piece.start, piece.size, piece.crc, piece.source] for piece in self.pieces]
         content = {"about": about, "pieces": pieces, "sources": self.sources, "state": state}
         text = json.dumps(content, separators=(",", ":")).encode()

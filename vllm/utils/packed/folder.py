@@ -16,6 +16,7 @@ from typing import Any
 from vllm import envs
 from vllm.logger import init_logger
 from vllm.utils.file_locks import is_locked
+from vllm.utils.packed import ahead
 
 logger = init_logger(__name__)
 
@@ -120,7 +121,7 @@ class PackedFolder:
         if self._bound_gib is not None:
             bound = self._bound_gib * 2**30
         if size > bound:
-            raise OSError(f"they take more than {bound / 2**30:.1f} GiB, the bound of {self.path}")
+            raise OSError(f"they take more than {bound / 2**30:.2f} GiB, the bound of {self.path}")
         free = usage.free
         while ours + size > bound or free - (size - written) < _KEPT_FREE * usage.total:
             if not others:
@@ -152,6 +153,7 @@ class PackedFolder:
         for path in self.path.iterdir() if self.path.is_dir() else ():
             if path.suffix in (_LOCK, _TEMPORARY) and not is_locked(path.with_name(_lock_name(path))):
                 self.remove(path)
+        ahead.forget(self.path)
         return found
 
 

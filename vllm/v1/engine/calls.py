@@ -87,7 +87,7 @@ class EngineCalls:
     def _check_tensors(self) -> None:
         """VLLMValidationError: tensors of this process cannot be weights of the engine."""
 
-    async def _workers(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+    async def _workers(self, method: str | bytes, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of every worker; one result a worker."""
         results = await self._call("collective_rpc", method, args, kwargs)
         return [each for replica in results for each in replica]

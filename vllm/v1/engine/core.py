@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -174,8 +175,10 @@ class EngineCore:
             closed()
         self.executor.shutdown()
 
-    def collective_rpc(self, method: str | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:
-        return self.executor.collective_rpc(method, args, kwargs)
+    def collective_rpc(self, method: str | bytes | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:
+        """`method`: also the pickle of a function, from the process that started this one."""
+        called = pickle.loads(method) if isinstance(method, bytes) else method
+        return self.executor.collective_rpc(called, args, kwargs)
 
 
 def _kind_of_steps(config: VllmConfig) -> type[Steps]:

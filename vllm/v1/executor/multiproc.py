@@ -27,6 +27,7 @@ from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator, make
 from vllm.distributed.stages import ONLY, Stage, StageEnds, building_stage, connect_ends, make_ends
 from vllm.loader.packed_weights import Plan, planned
 from vllm.loader.stage_layers import layers_of_stage
+from vllm.utils import function_pickle
 from vllm.utils.child_signals import starting_child
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.worker import call_worker, make_worker, worker_device
@@ -192,10 +193,7 @@ class MultiprocExecutor:
         worker, in the order of ranks. ValueError: the call cannot be pickled for the other ranks; RuntimeError: it
         raised on another rank (the traceback); EngineDeadError: a rank failed, now or before."""
         self._monitor.check()
-        try:
-            call = pickle.dumps((method, args, kwargs or {}))
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ValueError(f"collective_rpc cannot send this to the other ranks: {error}") from error
+        call = function_pickle.sent("collective_rpc", (method, args, kwargs or {}))
         try:
             self._monitor.send(CALL, call)
             result = call_worker(self.worker, method, args, kwargs or {})

@@ -237,8 +237,7 @@ def _event_guest(config: VllmConfig, scheduler: Any) -> SchedulerGuest:
     assert config.kv_events_config is not None
     rank = config.parallel_config.data_parallel_rank
     medium = "GPU" if config.device_config.device == "cuda" else "CPU"
-    is_alone = config.parallel_config.data_parallel_size == 1
-    return CacheEvents(scheduler, EventPublisher(config.kv_events_config, rank), medium, None if is_alone else rank)
+    return CacheEvents(scheduler, EventPublisher(config.kv_events_config, rank), medium, rank)
 
 
 def cache_guests(scheduler: Any) -> Sequence[SchedulerGuest]:

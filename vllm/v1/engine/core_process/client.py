@@ -19,6 +19,7 @@ import zmq
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
+from vllm.utils.packed import ahead
 from vllm.v1.engine.core_process import start as core_start
 from vllm.v1.engine.core_process.serial import decode_outputs, encode_request
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
@@ -75,7 +76,8 @@ class CoreClient:
         self._process = process or core_start.start_core()
         self._finalizer = weakref.finalize(self, _close, self._process, self._folder)
         addresses = self._address("input"), self._address("output")
-        core_start.tell_core(self._process, core_start.CoreStart(config, self._folder, *addresses))
+        start = core_start.CoreStart(config, self._folder, *addresses, program=ahead.program())
+        core_start.tell_core(self._process, start)
         self.num_blocks = 0
 
     @property

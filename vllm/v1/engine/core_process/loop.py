@@ -19,6 +19,7 @@ import zmq
 from vllm.config import ModelConfig
 from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
+from vllm.utils.packed import ahead
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_process.serial import decode_request, encode_outputs
 from vllm.v1.engine.core_process.start import ABORT, ADD, CALL, DEAD, OUTPUTS, READY, REPLY, STOP, CoreStart
@@ -158,6 +159,7 @@ def main() -> int:
     except EOFError:
         # The parent ended, or needs no core.
         return 1
+    ahead.act_for(start.program)
     threading.Thread(target=_end_with_parent, args=(start.folder,), daemon=True).start()
     num_replicas = start.config.parallel_config.data_parallel_size
     if num_replicas > 1 and "OMP_NUM_THREADS" not in os.environ:

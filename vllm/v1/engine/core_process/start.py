@@ -35,6 +35,7 @@ class CoreStart:
     folder: str  # of the sockets
     input_address: str
     output_address: str
+    program: str  # that starts it; see vllm.utils.packed.ahead
 
 
 def start_core() -> CoreProcessHandle:

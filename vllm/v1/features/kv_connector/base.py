@@ -55,6 +55,21 @@ class KVCacheDescription:
     kv_cache_groups: list[KVCacheGroup]
 
 
+class SupportsHMA(ABC):
+    """Derive a connector from this, too, to be told of a finished request's blocks in each KV group."""
+
+    @abstractmethod
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, Mapping[str, Any] | None]:
+        """Called in place of `request_finished`, and returns the same."""
+
+
+def supports_hma(connector: Any) -> bool:
+    """Whether a connector, or a class of them, takes the blocks of each KV group."""
+    return issubclass(connector if isinstance(connector, type) else type(connector), SupportsHMA)
+
+
 class KVConnectorBase_V1(ABC):
     """A connector. docs/kv_store.md says when each method is called, and the layout of what it sees."""
 

@@ -22,6 +22,7 @@ from vllm.v1.features.kv_connector.base import (
     KVConnectorMetadata,
     KVConnectorOutput,
     KVConnectorRole,
+    SupportsHMA,
 )
 from vllm.v1.features.kv_connector.factory import KVConnectorFactory
 from vllm.v1.features.kv_connector.views import ConnectorBlocks, ConnectorRequest, request_view, step_view
@@ -231,7 +232,11 @@ class Connections(SchedulerGuest):
             block_ids = load.blocks
         else:
             block_ids = self._kv.blocks_of(name)[0] if name in self._kv.owned else []
-        is_delayed, params = self.connector.request_finished(self._view(request), block_ids)
+        view = self._view(request)
+        if isinstance(self.connector, SupportsHMA):
+            is_delayed, params = self.connector.request_finished_all_groups(view, (block_ids,))
+        else:
+            is_delayed, params = self.connector.request_finished(view, block_ids)
         if is_delayed and block_ids:
             self._kv.pool.share(block_ids)
             self._sending[name] = list(block_ids)

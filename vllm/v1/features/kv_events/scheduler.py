@@ -31,8 +31,8 @@ class CacheEvents(SchedulerGuest):
     """Tells of the first KV group's blocks: others have the same tokens. A block is told of once a step has filled it,
     and again when it is back after it was gone."""
 
-    def __init__(self, scheduler: Any, publisher: Publisher, medium: str, rank: int | None) -> None:
-        """`medium`: where blocks are; `rank`: of the replica, None: there is one."""
+    def __init__(self, scheduler: Any, publisher: Publisher, medium: str, rank: int) -> None:
+        """`medium`: where blocks are; `rank`: of the replica."""
         self._kv, self._publisher = scheduler.kv, publisher
         self._medium, self._rank = medium, rank
         self._told: set[bytes] = set()

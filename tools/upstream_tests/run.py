@@ -1,8 +1,9 @@
-"""Upstream's own tests over our engine: `python tests/callers/upstream.py TESTS [FILE ...]`.
+"""Upstream's own tests over our engine: `python tools/upstream_tests/run.py TESTS [FILE ...]`.
 
 TESTS is the folder of upstream's tests (from its source distribution). They run from a copy in a temporary folder in
-which models' names are replaced by one tiny random model and the shared fixtures by those of upstream_support/; needs
-pytest-asyncio. Prints one line a file: collected, passed, failed, skipped; then each failure in a line.
+which models' names are replaced by one tiny random model and the shared fixtures by those of support/; needs
+pytest-asyncio. marks.toml says what runs, and why the rest does not. Prints one line a file: collected, passed, failed,
+skipped; then each failure in a line.
 """
 
 from __future__ import annotations
@@ -21,22 +22,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import upstream_survey
-from upstream_tables import (
-    ABSENT,
-    ADAPTERS,
-    ANY_TOKENIZER,
-    DROPPED_FLAGS,
-    FILES,
-    MARKERS,
-    MODELS,
-    POOLING_MODELS,
-    SKIPS,
-)
+import survey
+from marks import MARKS, reasons
 
 HERE = Path(__file__).parent
-SUPPORT = HERE.parent / "support"
 ROOT = HERE.parents[1]
+SUPPORT = ROOT / "tests" / "support"
+MODELS = ROOT / "tests" / "models"
 
 _GRACE_SECONDS = 30.0
 # A row of the page has so many cells.
@@ -64,7 +56,7 @@ def main() -> None:
     """Run what the command line names and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tests", type=Path, help="the folder of upstream's tests")
-    parser.add_argument("files", nargs="*", default=FILES, help="files, folders or patterns in it")
+    parser.add_argument("files", nargs="*", default=MARKS["files"], help="files, folders or patterns in it")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one file")
     parser.add_argument("-k", default="", help="as pytest's")
     parser.add_argument("--document", type=Path, help="write the table there, as markdown; it keeps other files' rows")
@@ -83,23 +75,30 @@ def main() -> None:
         if arguments.document is not None:
             rows = rows_of(arguments.document) | {result.file: cells(result) for result in results}
             page = document(rows, [result for result in results if result.failed])
-            survey = upstream_survey.document(arguments.tests, rows)
-            arguments.document.write_text("\n".join([*page, *survey]) + "\n")
+            sections = survey.document(arguments.tests, rows)
+            arguments.document.write_text("\n".join([*page, *sections]) + "\n")
     passed, failed = sum(result.passed for result in results), sum(len(result.failed) for result in results)
     print(f"\n{passed} passed, {failed} failed, {sum(result.skipped.total() for result in results)} skipped")
 
 
 def prepare(tests: Path, work: Path) -> None:
     """Copy the tests to work/tests, with the model's folder for models' names and our shared fixtures."""
-    sys.path[:0] = [str(SUPPORT), str(HERE / "upstream_support"), str(ROOT)]
+    sys.path[:0] = [str(SUPPORT), str(MODELS), str(HERE / "support"), str(ROOT)]
     from adapter_model import make_adapter_of
     from pooling_models import make_pooling_models
+    from tiny_vision import ASSISTANT, make_chat_model
     from word_model import make_word_model
 
-    model = make_word_model(work / "tiny", (file.read_text() for file in sorted(tests.rglob("*.py"))), markers=MARKERS)
+    model = make_word_model(
+        work / "tiny", (file.read_text() for file in sorted(tests.rglob("*.py"))), markers=MARKS["markers"]
+    )
     pooling = make_pooling_models(work)
-    places = {**dict.fromkeys(MODELS, model), **{name: pooling[kind] for name, kind in POOLING_MODELS.items()}}
-    places |= dict.fromkeys(ADAPTERS, make_adapter_of(model, work / "adapter"))
+    places = dict.fromkeys(MARKS["models"], model)
+    places |= {name: pooling[kind] for kind, names in MARKS["pooling_models"].items() for name in names}
+    places |= dict.fromkeys(MARKS["adapters"], make_adapter_of(model, work / "adapter"))
+    for family, others in MARKS["vision_models"].items():
+        make_chat_model(family, work / family, ASSISTANT)
+        places |= dict.fromkeys(others, work / family)
     copy = work / "tests"
     shutil.copytree(tests, copy, ignore=shutil.ignore_patterns("__pycache__", "kernels", "compile", "distributed"))
     if (tests.parent / "examples").is_dir():
@@ -109,19 +108,19 @@ def prepare(tests: Path, work: Path) -> None:
     for file in copy.rglob("*.py"):
         text = old = file.read_text()
         # Whose names are folders of its own.
-        kept = ADAPTERS if "lora_resolvers" in file.parts else ()
+        kept = MARKS["adapters"] if "lora_resolvers" in file.parts else ()
         for name in (each for each in names if each not in kept):
             for quote in "\"'":
                 text = text.replace(f"{quote}{name}{quote}", f"{quote}{places[name]}{quote}")
         if text != old:
             file.write_text(text)
-    shutil.copy(HERE / "upstream_support" / "absent.py", work)
+    shutil.copy(HERE / "support" / "absent.py", work)
     for name, source in (
         ("conftest.py", "fixtures.py"),
         ("utils.py", "servers.py"),
         ("models/utils.py", "model_helpers.py"),
     ):
-        shutil.copy(HERE / "upstream_support" / source, copy / name)
+        shutil.copy(HERE / "support" / source, copy / name)
     # Fixtures of several devices, which others import.
     (copy / "distributed").mkdir()
     (copy / "distributed" / "conftest.py").write_text("publisher_config = random_port = None\n")
@@ -135,12 +134,18 @@ def expand(tests: Path, name: str) -> list[str]:
 
 def run(work: Path, file: str, arguments: argparse.Namespace) -> Result:
     """One file in a pytest of its own."""
-    path = os.pathsep.join([str(ROOT), str(SUPPORT), str(work), *filter(None, [os.environ.get("PYTHONPATH")])])
-    tables = {"SKIPS": SKIPS, "ABSENT": ABSENT, "DROPPED_FLAGS": DROPPED_FLAGS}
-    tables["ADAPTERS"] = dict.fromkeys(ADAPTERS, str(work / "adapter"))
+    folders = [str(each) for each in (ROOT, SUPPORT, MODELS, work)]
+    path = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
+    skips = reasons("tests") | dict.fromkeys(MARKS["run"], "")
+    tables = {
+        "SKIPS": sorted(skips.items(), key=lambda item: -len(item[0])),
+        "ABSENT": reasons("names"),
+        "DROPPED_FLAGS": MARKS["dropped_flags"],
+    }
+    tables["ADAPTERS"] = dict.fromkeys(MARKS["adapters"], str(work / "adapter"))
     # Their models have longer contexts than ours.
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
-    if file.startswith(ANY_TOKENIZER):
+    if file.startswith(tuple(MARKS["any_tokenizer"])):
         env["UPSTREAM_TOKENIZER"] = str(work / "tiny")
     env |= {f"UPSTREAM_{name}": json.dumps(table) for name, table in tables.items()}
     xml = work / "result.xml"
@@ -196,10 +201,10 @@ def report(result: Result) -> None:
 
 _HEAD = """# Upstream's own tests
 
-`python tests/callers/upstream.py TESTS [FILE ...] --document docs/upstream_tests.md` makes this page: it runs the tests
-of upstream's source distribution (version 0.33.0) over this engine on a CPU, with small models in the place of theirs
-and stand-ins for their shared fixtures. Why a test is left out stands in
-[upstream_tables.py](../tests/callers/upstream_tables.py). "run": the day; earlier runs did not note it.
+`python tools/upstream_tests/run.py TESTS [FILE ...] --document docs/upstream_tests.md` makes this page: it runs the
+tests of upstream's source distribution (version 0.33.0) over this engine on a CPU, with small models in the place of
+theirs and stand-ins for their shared fixtures. Why a test is left out stands in
+[marks.toml](../tools/upstream_tests/marks.toml). "run": the day; earlier runs did not note it.
 """
 
 
@@ -232,7 +237,7 @@ def document(rows: dict[str, list[str]], failed: list[Result]) -> list[str]:
 
 def cells(result: Result) -> list[str]:
     """A row of the page, without the file's name."""
-    known = {reason for _, reason in SKIPS} | {*ABSENT.values(), _REFUSED}
+    known = {*MARKS["because"], _REFUSED}
     reasons: Counter[str] = Counter()
     for reason, count in result.skipped.items():
         reasons[reason if reason in known else "a mark of the test's own, or of its devices"] += count

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from upstream_tables import AREAS, LACKING
+from marks import reasons
 
 Imported = dict[tuple[str, str], set[str]]
 """(module, name or "" for the module itself) -> the files that import it."""
@@ -28,11 +28,11 @@ def _functions(file: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
             yield node
 
 
-def reason(reasons: Mapping[str, str], path: str, separator: str) -> str | None:
-    """The reason of the longest of its beginnings that `reasons` names."""
+def reason(known: Mapping[str, str], path: str, separator: str) -> str | None:
+    """The reason of the longest of its beginnings that `known` has."""
     parts = path.split(separator)
     beginnings = (separator.join(parts[:length]) for length in range(len(parts), 0, -1))
-    return next((reasons[each] for each in beginnings if each in reasons), None)
+    return next((known[each] for each in beginnings if each in known), None)
 
 
 def imported(tests: Path) -> Imported:
@@ -66,14 +66,15 @@ def document(tests: Path, run: Iterable[str]) -> list[str]:
     """The page's sections about what is not run. `run`: the files that are."""
     functions, files = num_functions(tests), set(run)
     left = {file: count for file, count in functions.items() if file not in files}
+    in_folders, of_imports = reasons("folders"), reasons("imports")
     areas: dict[str, list[int]] = defaultdict(list)
     for file, count in left.items():
-        areas[reason(AREAS, file if "/" in file else f"./{file}", "/") or "not looked at yet"].append(count)
+        areas[reason(in_folders, file if "/" in file else f"./{file}", "/") or "not looked at yet"].append(count)
     names = imported(tests)
     lacking = {place: where for place, where in names.items() if not is_here(*place)}
-    reasons: dict[str, list[set[str]]] = defaultdict(list)
+    lacks: dict[str, list[set[str]]] = defaultdict(list)
     for place, where in lacking.items():
-        reasons[reason(LACKING, ".".join(filter(None, place)), ".") or "no reason yet"].append(where)
+        lacks[reason(of_imports, ".".join(filter(None, place)), ".") or "no reason yet"].append(where)
     return [
         "",
         "## Files that are not run",
@@ -93,7 +94,7 @@ def document(tests: Path, run: Iterable[str]) -> list[str]:
         "",
         "| names | files | because |",
         "|---|---|---|",
-        *_rows((len(places), len(set().union(*places)), why) for why, places in reasons.items()),
+        *_rows((len(places), len(set().union(*places)), why) for why, places in lacks.items()),
     ]
 
 
