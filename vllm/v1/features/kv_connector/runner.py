@@ -107,7 +107,7 @@ class ConnectedLayers(RunnerGuest):
         return failed
 
     def _of_ranks(self, own: Answer) -> list[Answer]:
-        """What each rank has to say, on every rank: a step goes on alike on all."""
+        """Every rank gets what each has to say: a step goes on alike on all."""
         group = self._runner.group
         if group.world_size == 1:
             return [own]

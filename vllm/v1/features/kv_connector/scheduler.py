@@ -109,7 +109,7 @@ class Connections(SchedulerGuest):
         self._offered: dict[bytes, int] = {}
         self._num_brought = 0
         self._num_queried = self._num_hit = self._num_loaded = 0
-        # Of these, what each request has added that was admitted in a step without results.
+        # A request adds to these when it is admitted: so much, while its step has no results.
         self._counted: dict[str, tuple[int, int, int]] = {}
         self._patience = _PATIENCE
         self._content = ContentNames(self._block_size)
