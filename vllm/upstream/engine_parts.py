@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from vllm.config.checkpoint.text_part import WHOLE
 from vllm.inputs.data import tokens_input
 from vllm.inputs.text_options import text_options
 from vllm.sampling_params import SamplingParams
@@ -22,7 +23,8 @@ _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num
 
 def architectures(self: ModelConfig) -> list[str]:
     """The architectures that config.json names."""
-    return list(self.hf_config.architectures)
+    whole = self.hf_config.raw.get(WHOLE) or {}
+    return list(whole.get("architectures") or self.hf_config.architectures)
 
 
 def is_moe(self: ModelConfig) -> bool:
