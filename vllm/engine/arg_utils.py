@@ -485,7 +485,7 @@ class EngineArgs(UpstreamArgs):
                 f"kv_offloading_backend must be 'native', got {self.kv_offloading_backend!r}: kv_store keeps blocks on "
                 "disk, and kv_transfer_config takes a connector"
             )
-        share = self.kv_offloading_size / self.tensor_parallel_size
+        share = self.kv_offloading_size / (self.tensor_parallel_size * self.pipeline_parallel_size)
         if self.swap_space not in (0, share):
             raise ValueError(
                 f"kv_offloading_size={self.kv_offloading_size:g} is {share:g} GiB a device, and swap_space="
