@@ -75,7 +75,7 @@ struct PairChunk : Chunk<BF16> {
     return (__m512bh)words_of(at, at + key_stride, kLanes);
   }
 
-  // Of `n` dimensions from `d` on. `seen` masks tokens that may be no numbers.
+  // The word has `n` dimensions from `d` on; `seen` masks tokens that may be no numbers.
   __m512bh value_pair(int token, int64_t dim, int64_t d, int n, uint32_t seen) const {
     const BF16* at = value(token, dim) + d;
     return (__m512bh)_mm512_and_si512(words_of(at, at + dim, n), _mm512_set1_epi32(static_cast<int>(seen)));

@@ -157,8 +157,8 @@ def assert_accurate(
 
 
 def weights_rounding(backend: str, dtype: torch.dtype) -> float:
-    """What attention's results may be off by, relative to the greatest value, as weights are rounded to `dtype` before
-    they meet the values: by the Triton kernels, and in bfloat16 by C++ where it multiplies pairs."""
+    """The error of attention's results, relative to the greatest value, where weights are rounded to `dtype` before
+    they meet the values: in the Triton kernels, and in bfloat16 in C++ where it multiplies pairs."""
     pairs = dtype == torch.bfloat16 and backend == "cpp"
     return torch.finfo(dtype).eps if dtype != torch.float32 and (pairs or backend == "triton") else 0.0
 
