@@ -15,6 +15,7 @@ import json
 import os
 import random
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -141,23 +142,23 @@ def _memory_of(count: int, folder: Path) -> dict[str, Any]:
 
 
 def _share(args: argparse.Namespace) -> dict[str, Any]:
-    """Latencies of two servers, one with a share, that are asked in turn: a machine that slows down slows both."""
+    """Latencies of one server while its reference may read, and while that is stopped, in turn. What waits meanwhile is
+    read later, so that twice the share is read while it may."""
     from servers import serve_for_probes
 
     found: dict[str, list[dict[str, list[float]]]] = {"without": [], "with": []}
     with tempfile.TemporaryDirectory() as folder:
         share = ["--audit-share", args.share, "--audit-reference", f"{args.model or 'embedded'}:float32"]
-        with (
-            serve_for_probes(args.model) as plain,
-            serve_for_probes(args.model, *share, "--audit-log", f"{folder}/log") as audited,
-        ):
+        with serve_for_probes(args.model, *share, "--audit-log", f"{folder}/log") as server:
             time.sleep(_SETTLING_SECONDS)
-            urls = {"without": plain.url, "with": audited.url}
+            reader = _reader_of(server.pid)
             for repeat in range(args.repeats):
                 # Each is the first of every other pair.
-                for name in sorted(urls, reverse=bool(repeat % 2)):
-                    found[name].append(asyncio.run(_load(urls[name], args.clients, args.seconds)))
-        read = sum(1 for _ in open(f"{folder}/log"))  # noqa: SIM115
+                for name in sorted(found, reverse=bool(repeat % 2)):
+                    os.kill(reader, signal.SIGSTOP if name == "without" else signal.SIGCONT)
+                    found[name].append(asyncio.run(_load(server.url, args.clients, args.seconds)))
+            os.kill(reader, signal.SIGCONT)
+            read = len(Path(folder, "log").read_text().splitlines())
     whole = {
         name: {key: [each for run in runs for each in run[key]] for key in runs[0]} for name, runs in found.items()
     }
@@ -170,6 +171,12 @@ def _share(args: argparse.Namespace) -> dict[str, Any]:
         ],
         "rate_ratio": round(len(whole["with"]["requests"]) / len(whole["without"]["requests"]), 3),
     }  # fmt: skip
+
+
+def _reader_of(server: int) -> int:
+    """The process of a server's reference. Linux only."""
+    children = [each for path in Path(f"/proc/{server}/task").glob("*/children") for each in path.read_text().split()]
+    return next(int(pid) for pid in children if "second_reader" in Path(f"/proc/{pid}/cmdline").read_text())
 
 
 def _at(values: list[float], share: float) -> float:

@@ -92,6 +92,11 @@ def some_of(known: Iterable[str], what: str) -> Callable[[str], list[str]]:
     return names
 
 
+def cpu_seconds(*_: object) -> float:
+    """CPU seconds of this process so far, those of its threads included."""
+    return time.process_time()
+
+
 def status_kib(pid: int) -> dict[str, int]:
     """The KiB fields of /proc/PID/status; empty if the process has ended. Linux only."""
     try:

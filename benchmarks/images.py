@@ -1,8 +1,9 @@
-"""Pictures scored against transformers: distinct ones, several questions about one, and what reading them costs texts.
+"""Pictures scored against its peers: distinct ones, several questions about one, and what reading them costs texts.
 
     python benchmarks/images.py                       # all rows, random models of two shapes
     python benchmarks/images.py --shapes smolvlm --pictures 8 --peer-pictures 2
     python benchmarks/images.py --shapes qwen3_vl --parts joined
+    python benchmarks/images.py --upstream PYTHON     # an interpreter that has upstream's vllm, and a torchvision
 
 - score: pictures of 448 x 448 a second, each in a prompt of its own, the logprobs of 2 ids after it. Processing of the
   pictures is in it. transformers scores them one by one, its fastest order on a CPU, in bfloat16 and in float32.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -39,8 +41,9 @@ _IDS = [65, 66]
 _QUESTIONS = [
     f"Is there {thing} in it? Answer yes or no:" for thing in "a cat|a dog|text|sky|a car|snow|a face|red".split("|")
 ]
-_SHAPES = ("smolvlm", "qwen3_vl")
-_PARTS = ("ours", "transformers_bfloat16", "transformers_float32", "texts", "joined")
+_SHAPES = {"smolvlm": "<image>", "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>"}
+"""The text of a picture in a prompt, by shape."""
+_PARTS = ("ours", "upstream", "transformers_bfloat16", "transformers_float32", "texts", "joined")
 
 
 def make_model(shape: str, folder: Path, tower_layers: int, text_layers: int) -> None:
@@ -68,6 +71,9 @@ def make_model(shape: str, folder: Path, tower_layers: int, text_layers: int) ->
     kind = family.image_processor[0]
     getattr(transformers, kind + "Pil")(**images).save_pretrained(folder)
     (folder / "processor_config.json").write_text(json.dumps(processor))
+    # Upstream builds this part, too.
+    videos = images | {"video_processor_type": processor["processor_class"].replace("Processor", "VideoProcessor")}
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(videos))
 
 
 def _options(shape: str, tower_layers: int, text_layers: int) -> tuple[dict[str, Any], ...]:
@@ -97,11 +103,19 @@ def _options(shape: str, tower_layers: int, text_layers: int) -> tuple[dict[str,
     return text, vision, images, {"processor_class": "Qwen3VLProcessor"}
 
 
-def make_pictures(count: int) -> list[Any]:
-    """Distinct pictures."""
+def make_pictures(folder: Path, count: int) -> None:
+    """Distinct pictures, as files: not every peer's environment can draw them."""
     from tiny_vision import draw
 
-    return [draw(_EDGE, _EDGE, seed) for seed in range(count)]
+    for seed in range(count):
+        draw(_EDGE, _EDGE, seed).save(folder / f"{seed}.png")
+
+
+def read_pictures(folder: Path, count: int) -> list[Any]:
+    """The first ones of `make_pictures`."""
+    from PIL import Image
+
+    return [Image.open(folder / f"{seed}.png").convert("RGB") for seed in range(count)]
 
 
 def memory_mib() -> int:
@@ -109,9 +123,9 @@ def memory_mib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
-def measure(engine: Any, placeholder: str, num_pictures: int, repeats: int) -> dict[str, Any]:
+def measure(engine: Any, folder: Path, placeholder: str, num_pictures: int, repeats: int) -> dict[str, Any]:
     """An engine's rows: `engine.score(prompts, pictures)` reads the ids after each prompt."""
-    pictures = make_pictures(num_pictures + repeats + 1)
+    pictures = read_pictures(folder, num_pictures + repeats + 1)
     engine.score([f"{placeholder} {_QUESTIONS[0]}"], pictures[-1:])
     loaded = memory_mib()
     prompts = [f"{placeholder} {_QUESTIONS[0]}"] * num_pictures
@@ -129,13 +143,13 @@ def measure(engine: Any, placeholder: str, num_pictures: int, repeats: int) -> d
     }
 
 
-class Ours:
-    """This package."""
+class Vllm:
+    """This package, or upstream's, which has the same names."""
 
     def __init__(self, folder: Path, **fields: Any) -> None:
         from vllm import LLM, SamplingParams
 
-        self.llm = LLM(str(folder), dtype="bfloat16", max_model_len=2048, disable_log_stats=True, **fields)
+        self.llm = LLM(str(folder), dtype="bfloat16", max_model_len=2048, **fields)
         self._params = SamplingParams(max_tokens=1, logprob_token_ids=_IDS)
 
     def score(self, prompts: list[str], pictures: list[Any], together: bool = False) -> None:
@@ -182,7 +196,7 @@ class Transformers:
 def measure_texts(folder: Path, rounds: int) -> dict[str, float]:
     """The share of the text decoder's rate that the whole model has."""
     prompts = [f"{number} {question} {question}" for number in range(4) for question in _QUESTIONS]
-    engines = {"whole": Ours(folder), "text": Ours(folder, language_model_only=True)}
+    engines = {"whole": Vllm(folder), "text": Vllm(folder, language_model_only=True)}
     clock: dict[str, list[float]] = {name: [] for name in engines}
     spent: dict[str, list[float]] = {name: [] for name in engines}
     for number in range(rounds + 1):
@@ -208,7 +222,7 @@ def measure_joined(folder: Path, rounds: int) -> dict[int, float]:
     from vllm.v1.features.images.runner import PictureRows
 
     sizes = {"shortest_edge": 1024, "longest_edge": 1 << 24}
-    engine = Ours(folder, mm_processor_kwargs={"size": sizes}).llm.llm_engine
+    engine = Vllm(folder, mm_processor_kwargs={"size": sizes}).llm.llm_engine
     tower = engine.engine_core.executor.worker.model_runner.guest(PictureRows).tower
     found = {}
     for edge in (64, 128, 192, 256, _EDGE):
@@ -228,18 +242,31 @@ def measure_joined(folder: Path, rounds: int) -> dict[int, float]:
     return found
 
 
+def be_upstream() -> None:
+    """Let `import vllm` find upstream's, with the settings that it is fastest with here."""
+    # Libraries try to import a module `kernels`, which must not be the script beside this one.
+    sys.path[:] = [each for each in sys.path if Path(each).resolve() not in (ROOT, Path(__file__).resolve().parent)]
+    os.chdir(tempfile.gettempdir())
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    usual = {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    for name, value in {**usual, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}.items():
+        os.environ.setdefault(name, value)
+
+
 def run_part(part: str, folder: Path, shape: str, options: argparse.Namespace) -> dict[Any, Any]:
     """One engine's figures, in a process of its own."""
-    from tiny_vision import FAMILIES
-
     if part == "texts":
         return measure_texts(folder, options.rounds)
     if part == "joined":
         return measure_joined(folder, options.rounds)
     if part == "ours":
-        return measure(Ours(folder), FAMILIES[shape].placeholder, options.pictures, 3)
+        return measure(Vllm(folder), folder, _SHAPES[shape], options.pictures, 3)
+    if part == "upstream":
+        be_upstream()
+        limits = {"limit_mm_per_prompt": {"image": 1, "video": 0}, "enforce_eager": True}
+        return measure(Vllm(folder, **limits), folder, _SHAPES[shape], options.upstream_pictures, 3)
     engine = Transformers(folder, shape, part.removeprefix("transformers_"))
-    return measure(engine, FAMILIES[shape].placeholder, options.peer_pictures, 1)
+    return measure(engine, folder, _SHAPES[shape], options.peer_pictures, 1)
 
 
 def main() -> None:
@@ -249,9 +276,11 @@ def main() -> None:
     parser.add_argument("--shapes", type=some_of(_SHAPES, "shape"), default=list(_SHAPES), help="default: all")
     parser.add_argument("--parts", type=some_of(_PARTS, "part"), default=list(_PARTS), help="default: all")
     add_counts(
-        parser, pictures=(64, "of ours"), peer_pictures=(6, "of transformers'"), rounds=(9, "of texts"),
+        parser, pictures=(64, "of ours"), upstream_pictures=(64, "of upstream's"),
+        peer_pictures=(6, "of transformers'"), rounds=(9, "of texts"),
         tower_layers=(3, ""), text_layers=(4, ""),
     )  # fmt: skip
+    parser.add_argument("--upstream", help="an interpreter that has upstream's; default: it is left out")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -263,20 +292,21 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             make_model(shape, folder, options.tower_layers, options.text_layers)
+            make_pictures(folder, max(options.pictures, options.upstream_pictures, options.peer_pictures) + 4)
             figures: dict[str, Any] = {}
-            for part in options.parts if shape == "qwen3_vl" else [each for each in options.parts if each != "joined"]:
-                command = [
-                    sys.executable,
-                    __file__,
-                    *sys.argv[1:],
-                    "--part",
-                    part,
-                    "--folder",
-                    place,
-                    "--shapes",
-                    shape,
-                ]
-                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            left_out = {
+                part
+                for part, is_there in (("joined", shape == "qwen3_vl"), ("upstream", options.upstream))
+                if not is_there
+            }
+            for part in [each for each in options.parts if each not in left_out]:
+                own = ["--part", part, "--folder", place, "--shapes", shape]
+                interpreter, env = sys.executable, dict(os.environ)
+                if part == "upstream":
+                    interpreter = options.upstream
+                    env.pop("PYTHONPATH", None)
+                command = [interpreter, __file__, *sys.argv[1:], *own]
+                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env)
                 figures[part] = json.loads(done.stdout.splitlines()[-1])
                 say(f"{shape} {part}: {figures[part]}")
         ours = figures.get("ours")
@@ -286,7 +316,7 @@ def main() -> None:
                 "questions": own["questions_seconds"] / ours["questions_seconds"],
             }
             for peer, own in figures.items()
-            if ours is not None and peer.startswith("transformers")
+            if ours is not None and peer.startswith(("transformers", "upstream"))
         }
         print_result(shape=shape, layers=[options.tower_layers, options.text_layers], **figures, times=times)
 

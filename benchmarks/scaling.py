@@ -10,11 +10,13 @@ The last line is JSON.
 ranks: tokens/s of greedy decoding with the logprobs of `--num-ids` ids; and the bytes that rank 0 sends in a step, by
     collective, beside the bytes of its slice of the logits. Without `--model`, a random model of 8 layers and 151,936
     tokens, as the embedded model's nine heads cannot be split.
-stages: prompts/s of scoring (`value`), tokens/s of decoding `--batch` sequences, and the bytes of hidden states that
-    rank 0 receives for a token.
+stages: prompts/s of scoring (`value`), of scoring short ones one after another (`alone`), tokens/s of decoding
+    `--batch` sequences, and the bytes of hidden states that rank 0 receives for a token; and the CPU seconds of each
+    rank while it scores and decodes, of the seconds that this takes.
 network: stages against ranks, on two network namespaces that stand for machines with a core each. A process joins them
     and passes packets on at `--gigabits` and after `--delay-ms`, in each direction; it takes a part of the cores. A
-    random model of 30 layers; `paper` has the bytes a token by the formulas of docs/scaling.md.
+    random model of 30 layers; `paper` has the bytes a token, and the least seconds of the network for a prompt that is
+    scored among others, by the formulas of docs/scaling.md.
 replicas: texts/s of `vllm.batch.score_dataset`, from the first batch to the last, and of one engine on one core without
     Ray.
 """
@@ -34,7 +36,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, add_counts, make_parser, print_result, say, usable_cores
+from common import ROOT, add_counts, cpu_seconds, make_parser, print_result, say, usable_cores
 
 from vllm import LLM, SamplingParams
 from vllm.utils.ray_utils import import_ray_for
@@ -48,6 +50,7 @@ _STEPS = 32
 _BATCH_ROWS = 64
 _PROMPT_TOKENS = 16
 _SCORED_TOKENS = 40
+_ALONE = 32  # short prompts that are scored one after another
 _MANY_WORDS = {"vocab_size": 151936, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8}
 _DEEP = {"vocab_size": 2048, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 30}
 SPLITS = {"width": {"tensor_parallel_size": 2}, "layers": {"pipeline_parallel_size": 2}}
@@ -137,27 +140,42 @@ def measure_stages(args: argparse.Namespace, **fields: Any) -> dict[str, Any]:
     llm = LLM(args.model, max_model_len=256, use_tqdm_on_load=False, **fields)
     moved = "all_reduce" if "tensor_parallel_size" in fields else "receive"
     core, draw = llm.llm_engine.engine_core, random.Random(0)
+    # An actor cannot import the benchmarks.
+    is_here = "distributed_executor_backend" not in fields
+
+    def used_so_far() -> list[float]:
+        return llm.collective_rpc(cpu_seconds) if is_here else []
 
     def prompts(count: int, length: int) -> list[list[int]]:
         return [[draw.randrange(100, 1000) for _ in range(length)] for _ in range(count)]
 
-    def run(rows: list[list[int]], **fields: Any) -> tuple[float, int]:
-        before, began = core.stats()["collective_bytes"].get(moved, 0), time.perf_counter()
+    def run(rows: list[list[int]], **fields: Any) -> tuple[float, int, list[float]]:
+        before, cpu_before = core.stats()["collective_bytes"].get(moved, 0), used_so_far()
         params = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, **fields)
+        began = time.perf_counter()
         llm.generate(rows, params, use_tqdm=False)
-        return time.perf_counter() - began, core.stats()["collective_bytes"].get(moved, 0) - before
+        seconds, cpu_after = time.perf_counter() - began, used_so_far()
+        used = [round(after - before, 2) for after, before in zip(cpu_after, cpu_before, strict=True)]
+        return seconds, core.stats()["collective_bytes"].get(moved, 0) - before, used
 
+    reads = {"max_tokens": 1, "logprob_token_ids": [7, 9]}
     run(prompts(8, _SCORED_TOKENS), max_tokens=2)
-    score_seconds, score_bytes = run(prompts(args.scored, _SCORED_TOKENS), max_tokens=1, logprob_token_ids=[7, 9])
+    score_seconds, score_bytes, score_used = run(prompts(args.scored, _SCORED_TOKENS), **reads)
+    alone_seconds = sum(run(prompts(1, _PROMPT_TOKENS), **reads)[0] for _ in range(_ALONE))
     begun = prompts(args.batch, _PROMPT_TOKENS)
     run(begun, max_tokens=1)
     # The prompts are in the prefix cache from here on.
-    long_seconds, long_bytes = run(begun, max_tokens=1 + _STEPS)
-    again_seconds, again_bytes = run(begun, max_tokens=1)
+    long_seconds, long_bytes, long_used = run(begun, max_tokens=1 + _STEPS)
+    again_seconds, again_bytes, _ = run(begun, max_tokens=1)
     core.shutdown()
     num_tokens = args.batch * _STEPS
     return {
         "value": args.scored / score_seconds,
+        "alone": _ALONE / alone_seconds,
+        "cpu_seconds": {
+            "score": [round(score_seconds, 2), score_used],
+            "decode": [round(long_seconds, 2), long_used],
+        },
         "dtype": llm.llm_engine.model_config.dtype,
         "decoded": num_tokens / (long_seconds - again_seconds),
         "token_bytes": {
@@ -194,10 +212,18 @@ def measure_network(args: argparse.Namespace) -> dict[str, Any]:
     row_bytes = width * (2 if found["layers"]["dtype"] == "bfloat16" else 4)
     return {
         **found,
-        "paper": None if args.model else {"layers": row_bytes, "width": (2 * layers + 1) * row_bytes},
+        "paper": None if args.model else _on_paper(row_bytes, layers, args.gigabits),
         "score_ratio": found["layers"]["value"] / found["width"]["value"],
+        "alone_ratio": found["layers"]["alone"] / found["width"]["alone"],
         "decode_ratio": found["layers"]["decoded"] / found["width"]["decoded"],
     }
+
+
+def _on_paper(row_bytes: int, num_layers: int, gigabits: float) -> dict[str, dict[str, float]]:
+    """By the splits, bytes a token and seconds that a prompt's are on the network."""
+    token_bytes = {"layers": row_bytes, "width": (2 * num_layers + 1) * row_bytes}
+    seconds = {split: 8e-9 * _SCORED_TOKENS * each / gigabits for split, each in token_bytes.items()}
+    return {"token_bytes": token_bytes, "prompt_seconds": seconds}
 
 
 def measure_replicas(args: argparse.Namespace) -> dict[str, Any]:

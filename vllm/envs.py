@@ -79,6 +79,11 @@ def image_fetch_seconds() -> float:
     return _positive("VLLM_IMAGE_FETCH_TIMEOUT", "seconds") or 5.0
 
 
+def video_fetch_seconds() -> float:
+    """VLLM_VIDEO_FETCH_TIMEOUT: the same of a video; 30 s when unset."""
+    return _positive("VLLM_VIDEO_FETCH_TIMEOUT", "seconds") or 30.0
+
+
 def follows_media_redirects() -> bool:
     """VLLM_MEDIA_URL_ALLOW_REDIRECTS: whether redirects to allowed hosts are followed; true when unset."""
     return _flag("VLLM_MEDIA_URL_ALLOW_REDIRECTS", True)

@@ -81,6 +81,9 @@ def test_adapters_of_a_task(saved, tmp_path, task):
     llm = LLM(str(folder), skip_tokenizer_init=True, hf_overrides=overrides)
     got = torch.stack(tensors(llm.encode(PROMPTS, pooling_task="embed", use_tqdm=False)))
     torch.testing.assert_close(got, torch.nn.functional.normalize(torch.stack(expected), dim=-1), **TOLERANCE)
+    llm.collective_rpc("reload_weights")
+    again = torch.stack(tensors(llm.encode(PROMPTS, pooling_task="embed", use_tqdm=False)))
+    assert torch.equal(again, got)
     with pytest.raises(ValueError, match="default_task must be one of retrieval.query, .* got 'no'"):
         LLM(str(folder), skip_tokenizer_init=True, hf_overrides={"default_task": "no"})
     some = {name: each for name, each in published.items() if "layers.1.mlp.fc1.parametrizations.weight.0" not in name}

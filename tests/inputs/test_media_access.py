@@ -120,7 +120,7 @@ def test_other_hosts_are_not_asked_for(pages, names):
     port = pages.server_port
     before = len(pages.seen)
     for allowed in ((), ("other.test", "127.0.0.0/8"), ("test", "127.0.0.0/8")):
-        refused("fetches no pictures from 'pictures.test'", f"http://pictures.test:{port}/a.png", *allowed)
+        refused("fetches nothing from 'pictures.test'", f"http://pictures.test:{port}/a.png", *allowed)
     for url in (
         f"http://pictures.test@evil.test:{port}/a.png",
         f"http://evil.test:{port}\\@pictures.test/a.png",

@@ -323,6 +323,7 @@ def test_what_a_program_mapped_last_is_read_ahead(model: Path, packed: Path, mon
         assert not begin()
     other.unlink()
     assert not begin()
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in packed.iterdir())
     (packed / "starts.json").write_text("[")
     assert not begin()
 

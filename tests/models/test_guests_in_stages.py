@@ -31,9 +31,12 @@ def workers(llm: LLM) -> list[Any]:
     return llm.llm_engine.engine_core.executor.workers
 
 
-def eagle(folder: Path) -> dict[str, Any]:
-    Head(False, folder, folder / "head")
-    return {"method": "eagle", "model": str(folder / "head")}
+def eagle(takes_streams: bool) -> Callable[[Path], dict[str, Any]]:
+    def make(folder: Path) -> dict[str, Any]:
+        Head(takes_streams, folder, folder / "head")
+        return {"method": "eagle3" if takes_streams else "eagle", "model": str(folder / "head")}
+
+    return make
 
 
 def draft_model(folder: Path) -> dict[str, Any]:
@@ -68,7 +71,8 @@ def predicting(name: str) -> Callable[[Path], dict[str, Any]]:
         pytest.param(draft_model, id="draft model"),
         pytest.param(predicting("qwen3_next"), id="mtp, states"),
         pytest.param(predicting("deepseek_v3"), id="mtp"),
-        pytest.param(eagle, id="eagle"),
+        pytest.param(eagle(False), id="eagle"),
+        pytest.param(eagle(True), id="eagle3"),
     ],
 )
 def test_drafts(make: Callable[[Path], dict[str, Any]], tmp_path: Path) -> None:
@@ -85,11 +89,19 @@ def test_drafts(make: Callable[[Path], dict[str, Any]], tmp_path: Path) -> None:
     staged.llm_engine.engine_core.shutdown()
 
 
-def test_heads_that_take_rows_of_all_stages_are_refused(tmp_path: Path) -> None:
-    Head(True, tmp_path, tmp_path / "head")
-    speculation = ALWAYS | {"method": "eagle3", "model": str(tmp_path / "head")}
-    with pytest.raises(ValueError, match="needs another method of speculative_config, as 'eagle3' takes rows"):
-        make_staged_llm(tmp_path, 2, **FIELDS, speculative_config=speculation)
+def test_streams_of_all_stages_reach_the_last(tmp_path: Path) -> None:
+    """Its head is none for the other stages, which pass on what came before."""
+    speculation = ALWAYS | eagle(True)(tmp_path)
+    fields = {**FIELDS, "speculative_config": speculation}
+    engines = LLM(str(tmp_path), **fields), make_staged_llm(tmp_path, 3, **fields)
+    params = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
+    found = []
+    for llm in engines:
+        llm.generate({"prompt_token_ids": [5, 6, 7, 8]}, params, use_tqdm=False)
+        found.append([each.clone() for each in llm.llm_engine.engine_core.executor.worker.get_model().model.streams])
+    assert len(found[0]) == 3 and found[0][0].shape[0] == 4
+    assert all(map(torch.equal, *found))
+    engines[1].llm_engine.engine_core.shutdown()
 
 
 PICTURES = [draw(40, 30, 1), draw(64, 24, 2)]

@@ -48,6 +48,7 @@ def test_what_is_served():
     assert not ModelRegistry.is_text_generation_model(["BertModel"])
     assert not ModelRegistry.is_pooling_model("LlamaForCausalLM")
     assert not ModelRegistry.is_multimodal_model("LlamaForCausalLM")
+    assert ModelRegistry.is_multimodal_model(["Unknown", "LlavaForConditionalGeneration"])
 
 
 def test_every_architecture_of_the_table_has_a_class():

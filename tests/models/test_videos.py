@@ -79,11 +79,8 @@ def test_what_cannot_be_is_refused(llm: LLM, data: dict[str, Any], message: str)
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (
-            {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}},
-            "are not decoded here; make frames",
-        ),
-        ({"type": "video_url", "video_url": "https://example.com/a.mp4"}, "video_url must be a video's frames"),
+        ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}, "is no film in MP4 or WebM"),
+        ({"type": "video_url", "video_url": "https://example.com/a.mp4"}, "fetches nothing from 'example.com'"),
         ({"type": "video_url", "video_url": "data:video/jpeg;base64,AAAA,BBBB"}, "is no picture in PNG, JPEG"),
         ({"type": "video_url", "video_url": "data:video/jpeg;base64,"}, "is an empty picture"),
         ({"type": "video_url", "video_url": "data:video/jpeg;base64," + "," * 768}, "769 frames; .* at most 768"),

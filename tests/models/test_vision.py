@@ -52,6 +52,8 @@ class Tiny(NamedTuple):
 
     def llm(self, **fields: Any) -> LLM:
         usual = {"dtype": "float32", "max_model_len": 400, "max_logprobs": -1, "max_num_seqs": 8}
+        if options := FAMILIES[self.name].options:
+            usual["mm_processor_kwargs"] = options
         return LLM(str(self.folder), **{**usual, **fields})
 
 
@@ -343,6 +345,35 @@ def test_with_other_features(qwen: Tiny, fields: dict[str, Any]) -> None:
     prompts = [qwen.prompt("plain"), qwen.prompt("{} aaa aaa aaa", PICTURES[0]), qwen.prompt("{}{}", *PICTURES[1:])]
     for prompt, output in zip(prompts, generate(llm, prompts, reading(max_tokens=12)), strict=True):
         check(qwen, prompt, output)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "num_tokens"), [("lfm3_vl", 2, 24), ("aria", 1, 24), ("paddleocr_vl", 1, 40)]
+)
+def test_features_together(name: str, num_ranks: int, num_tokens: int, tmp_path: Path) -> None:
+    """Requests of families with recurrent states, with experts, and with positions on three axes are drafted and
+    preempted, one is under a grammar, and two show one picture."""
+    tiny = make_tiny(name, tmp_path)
+    prompts = [tiny.prompt(f"{number} {{}} aaa aaa", PICTURES[number]) for number in (0, 1, 2, 2)]
+    lengths = [len(tiny.reference.processed(each["prompt"], each["multi_modal_data"]["image"])[0]) for each in prompts]
+    llm = tiny.llm(
+        num_gpu_blocks_override=sum(-(-length // 16) for length in lengths) + 1,
+        max_model_len=max(lengths) + 48,
+        enable_prefix_caching=False,
+        tensor_parallel_size=num_ranks,
+        speculative_config={"method": "ngram", "num_speculative_tokens": 3},
+    )
+    tokens = FAMILIES[name].tokens
+    # transformers takes a placeholder that was generated for a picture.
+    never = dict.fromkeys(llm.get_tokenizer().convert_tokens_to_ids(list(tokens)), -100)
+    params = [reading(max_tokens=num_tokens, prompt_logprobs=None, logit_bias=never) for _ in prompts]
+    params[3] = reading(prompt_logprobs=None, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
+    outputs = generate(llm, prompts, params)
+    assert llm.llm_engine.engine_core.scheduler.num_preemptions
+    for prompt, output in zip(prompts, outputs, strict=True):
+        check(tiny, prompt, output, is_greedy=False)
+    assert outputs[3].outputs[0].text[:2] in ("ye", "no")
+    assert num_encoded(llm) == len(PICTURES), "a picture was encoded for each of its requests, or anew"
 
 
 def test_a_store_on_disk_has_pictures(qwen: Tiny, tmp_path: Path) -> None:

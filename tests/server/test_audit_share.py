@@ -83,6 +83,7 @@ def test_what_is_read_again(server: tuple[LiveServer, Path], folders: tuple[Path
     }
     httpx.post(f"{live.url}/v1/completions", json={**streamed, "logprobs": 0}, timeout=60).raise_for_status()
     ask(live, max_tokens=3)  # reads nothing
+    ask(live, max_tokens=0, echo=True, logprobs=1)  # reads the prompt alone
     whole, prompt_alone, sampled = rows_of(log, 3)
     assert [len(row["logprobs"]) for row in (whole, prompt_alone, sampled)] == [3, 1, 4]
     params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, logprob_token_ids=IDS)
@@ -108,6 +109,7 @@ def test_what_is_read_again(server: tuple[LiveServer, Path], folders: tuple[Path
     assert log.stat().st_mode & 0o777 == 0o600
     metrics = httpx.get(f"{live.url}/metrics").text
     assert 'vllm:audit_requests_total{result="read"} 3.0' in metrics
+    assert 'vllm:audit_requests_total{result="failed"}' not in metrics
     assert "vllm:audit_rows_total 8.0" in metrics
     assert f"vllm:audit_flips_total {float(whole['flips'] + prompt_alone['flips'])}" in metrics
 

@@ -301,6 +301,7 @@ ODD = {
     "16-bit": file_of(Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30) * 100)),
     "animated": file_of(drawn().convert("P"), "GIF", save_all=True, append_images=[drawn(seed=1).convert("P")]),
     "wrong-type": file_of(drawn(), "BMP"),
+    "white-space": file_of(drawn(seed=3)),
 }
 
 
@@ -308,7 +309,10 @@ ODD = {
 def test_odd_pictures_are_transformers_or_a_400(server, llm, name):
     """One that the model's processor refuses is a 400 by the part's field."""
     content = load_image(Image.open(io.BytesIO(ODD[name])))
-    body = {"messages": [user("see", part(data_url(ODD[name])))]}
+    url = data_url(ODD[name])
+    if name == "white-space":
+        url = "\r\n ".join(url[at : at + 76] for at in range(0, len(url), 76))
+    body = {"messages": [user("see", part(url))]}
     if name == "thin":
         with pytest.raises(VLLMValidationError, match="the picture cannot be processed"):
             wanted(llm, "<s>user:see{}</s><s>assistant:", content)
@@ -357,6 +361,10 @@ def saved(tensor: torch.Tensor) -> str:
         ({"type": "image_embeds", "image_embeds": "x"}, "messages[0].content[0].image_embeds"),
         ({"type": "input_audio", "input_audio": {}}, "messages[0].content"),
         ({"type": "video_url", "video_url": {"url": "x"}}, "messages[0].content[0].video_url.url"),
+        (
+            {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}},
+            "messages[0].content[0].video_url.url",
+        ),
         ({"type": "file", "file": {}}, "messages[0].content"),
         ({"type": ["video"]}, "messages[0].content"),
         ({"type": "image_pil", "image_pil": "x"}, "messages[0].content[0].image_pil"),

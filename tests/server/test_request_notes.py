@@ -165,6 +165,9 @@ def test_configurations(llm, tmp_path):
     raw = config.hf_config.raw
     assert config.get_num_layers(parallel) == raw["num_hidden_layers"]
     assert config.get_num_attention_heads(parallel) == raw["num_attention_heads"]
+    assert config.get_num_kv_heads(parallel) == config.get_total_num_kv_heads() == raw["num_key_value_heads"]
+    assert config.get_head_size() == raw["hidden_size"] // raw["num_attention_heads"] and not config.use_mla
+    assert parallel.rank == parallel.local_rank == 0
     assert config.get_diff_sampling_param() == {}
     assert config.try_get_generation_config()["eos_token_id"] == 2
     assert 16 in get_args(MaxLoRARanks)

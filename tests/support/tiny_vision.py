@@ -51,6 +51,9 @@ class VisionFamily:
         tokenizer: further options of the tokenizer, such as names of special tokens.
         prepare: changes the model before it is saved.
         seed: of its weights.
+        in_own_format: whether its file has transformers' names of tensors: those of the published files that it writes
+            are none of theirs.
+        options: of the processor, which are none of its files'.
     """
 
     model_type: str
@@ -64,6 +67,8 @@ class VisionFamily:
     tokenizer: dict[str, Any] = field(default_factory=dict)
     prepare: Callable[[Any], None] | None = None
     seed: int = 0
+    in_own_format: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 _CLIP_PROCESSOR = (
@@ -374,6 +379,32 @@ FAMILIES: dict[str, VisionFamily] = {
         {"image_token_index": "id:<|img|>", "projector_patch_to_query_dict": {16: 4}},
         {"extra_special_tokens": {"image_token": "<|img|>"}},
     ),
+    "llava_next_video": VisionFamily(
+        "llava_next_video", {"model_type": "llama"}, _CLIP, ("<image>", "<video>"), "<image>",
+        ("LlavaNextImageProcessor", _CLIP_PROCESSOR[1] | {"image_grid_pinpoints": _PINPOINTS}),
+        {"processor_class": "LlavaNextVideoProcessor", "patch_size": 7, "vision_feature_select_strategy": "default",
+         "num_additional_image_tokens": 1},
+        {"image_token_index": "id:<image>", "video_token_index": "id:<video>", "vision_feature_layer": -2,
+         "image_grid_pinpoints": _PINPOINTS},
+    ),
+    "got_ocr2": VisionFamily(
+        "got_ocr2", {"model_type": "qwen2"},
+        {"hidden_size": 12, "output_channels": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 64,
+         "patch_size": 4, "window_size": 4, "global_attn_indexes": [1], "mlp_dim": 16},
+        ("<imgpad>", "<img>", "</img>"), "<imgpad>",
+        ("GotOcr2ImageProcessor", {"size": {"height": 64, "width": 64}}), {"processor_class": "GotOcr2Processor"},
+        {"image_token_index": "id:<imgpad>", "image_seq_length": 16}, options={"num_image_tokens": 16},
+    ),
+    "qianfan_ocr": VisionFamily(
+        "qianfan_ocr", {"model_type": "qwen3", "head_dim": 8},
+        {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "image_size": [EDGE, EDGE], "patch_size": [7, 7]},
+        ("<IMG_CONTEXT>", "<img>", "</img>", "<image>"), "<image>", ("GotOcr2ImageProcessor", _GOT_IMAGES),
+        {"processor_class": "QianfanOCRProcessor", "image_seq_length": 4},
+        {"image_token_id": "id:<IMG_CONTEXT>", "image_seq_length": 4},
+        {"extra_special_tokens": {"start_image_token": "<img>", "end_image_token": "</img>",
+                                  "context_image_token": "<IMG_CONTEXT>"}}, in_own_format=True,
+    ),
     "deepseek_vl_hybrid": VisionFamily(
         "deepseek_vl_hybrid", {"model_type": "llama"}, _SIGLIP | {"vision_use_head": False}, ("<image_placeholder>",),
         "<image_placeholder>",
@@ -487,6 +518,16 @@ WITH_TORCHVISION: dict[str, VisionFamily] = {
         {"extra_special_tokens": {"boi_token": "<|START_OF_IMG|>", "eoi_token": "<|END_OF_IMG|>",
                                   "image_token": "<|IMG_PATCH|>", "img_line_break_token": "<|IMG_LINE_BREAK|>"}},
     ),
+    "kimi_k25": VisionFamily(
+        "kimi_k25", MIXTURES["deepseek_v3"][1] | {"model_type": "deepseek_v3"},
+        {"patch_size": 4, "pos_emb_height": 8, "pos_emb_width": 8, "pos_emb_time": 2, "num_attention_heads": 2,
+         "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 32},
+        ("<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"),
+        "<|media_begin|>image<|media_content|><|media_pad|><|media_end|>",
+        ("Kimi_K25ImageProcessor", {"patch_size": 4, "merge_size": 2, "size": {"max_height": 8, "max_width": 8}}),
+        {"processor_class": "Kimi_K25Processor"},
+        {"image_token_id": "id:<|media_pad|>", "projection_hidden_size": 32}, in_own_format=True,
+    ),
 }  # fmt: skip
 """Families whose picture processor is torchvision's alone; where that is missing, see with_torchvision.py."""
 if importlib.util.find_spec("torchvision") is not None:
@@ -507,6 +548,29 @@ WITH_TIMM: dict[str, VisionFamily] = {
         {"extra_special_tokens": {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>",
                                   "eoi_token": "<end_of_image>", "audio_token": "<audio>", "boa_token": "<boa>",
                                   "eoa_token": "<eoa>"}},
+    ),
+    "fast_vlm": VisionFamily(
+        "fast_vlm", {"model_type": "qwen2"},
+        {"model_type": "timm_wrapper", "architecture": "fastvit_mci3", "do_pooling": True, "global_pool": "avg",
+         "hidden_size": 128, "model_args": {"inference_mode": True, "embed_dims": [16, 16, 32, 32, 64],
+                                             "layers": [1, 1, 1, 1, 1]}},
+        ("<image>",), "<image>",
+        ("CLIPImageProcessor", {"size": {"shortest_edge": 128}, "crop_size": {"height": 128, "width": 128}}),
+        {"processor_class": "LlavaProcessor", "patch_size": 64, "vision_feature_select_strategy": "full"},
+        {"image_token_index": "id:<image>", "image_seq_length": 4},
+    ),
+    "perception_lm": VisionFamily(
+        "perception_lm", {"model_type": "llama"},
+        {"model_type": "timm_wrapper", "architecture": "vit_pe_core_tiny_patch16_384",
+         "model_args": {"embed_dim": 24, "depth": 2, "num_heads": 2, "img_size": [EDGE, EDGE], "patch_size": 7,
+                        "ref_feat_shape": [4, 4]}},
+        ("<|image|>", "<|video|>"), "<|image|>",
+        # transformers' makes nothing of pictures of different tiles in one prompt.
+        ("PerceptionLMImageProcessor", {"tile_size": EDGE, "vision_input_type": "vanilla"}),
+        {"processor_class": "PerceptionLMProcessor", "patch_size": 7, "pooling_ratio": 2},
+        {"image_token_id": "id:<|image|>", "video_token_id": "id:<|video|>", "projector_pooling_ratio": 2},
+        {"extra_special_tokens": {"image_token": "<|image|>", "video_token": "<|video|>"}},
+        seed=1,  # by other weights it generates placeholders
     ),
 }  # fmt: skip
 """Families whose tower is timm's, which asks for torchvision itself."""
@@ -558,7 +622,7 @@ def make_vision_model(name: str, folder: Path, seed: int = 0) -> tuple[Any, Any]
     fill_weights(model, seed or family.seed)
     if family.prepare is not None:
         family.prepare(model)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, save_original_format=not family.in_own_format)
     _image_processor(family).save_pretrained(folder)
     (folder / "processor_config.json").write_text(json.dumps(family.processor))
     return model, tokenizer
@@ -566,7 +630,7 @@ def make_vision_model(name: str, folder: Path, seed: int = 0) -> tuple[Any, Any]
 
 def _image_processor(family: VisionFamily) -> Any:
     kind, options = family.image_processor
-    return getattr(transformers, kind if family in WITH_TORCHVISION.values() else kind + "Pil")(**options)
+    return getattr(transformers, kind + "Pil" if hasattr(transformers, kind + "Pil") else kind)(**options)
 
 
 def _resolved(value: Any, tokenizer: Any) -> Any:
@@ -597,7 +661,7 @@ class Reference:
 
     def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
         self.model, self._tokenizer = model, tokenizer
-        self._processor = _make_processor(FAMILIES[name], tokenizer)
+        self._processor, self._options = _make_processor(FAMILIES[name], tokenizer), FAMILIES[name].options
         forward = inspect.signature(type(model).forward).parameters
         inner = inspect.signature(type(model.base_model).forward).parameters
         self._known = forward.keys() | inner.keys()
@@ -606,7 +670,7 @@ class Reference:
         """The prompt's ids, and the model's arguments beside these."""
         if not pictures:
             return self._tokenizer.encode(text), {}
-        data = self._processor(text=[text], images=list(pictures), return_tensors="pt")
+        data = self._processor(text=[text], images=list(pictures), return_tensors="pt", **self._options)
         values = {key: value for key, value in data.items() if key in self._known}
         ids = values.pop("input_ids")[0].tolist()
         if (pixels := values.get("pixel_values")) is not None:

@@ -28,6 +28,7 @@ from marks import MARKS, reasons
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SUPPORT = ROOT / "tests" / "support"
+MODELS = ROOT / "tests" / "models"
 
 _GRACE_SECONDS = 30.0
 # A row of the page has so many cells.
@@ -82,9 +83,10 @@ def main() -> None:
 
 def prepare(tests: Path, work: Path) -> None:
     """Copy the tests to work/tests, with the model's folder for models' names and our shared fixtures."""
-    sys.path[:0] = [str(SUPPORT), str(HERE / "support"), str(ROOT)]
+    sys.path[:0] = [str(SUPPORT), str(MODELS), str(HERE / "support"), str(ROOT)]
     from adapter_model import make_adapter_of
     from pooling_models import make_pooling_models
+    from tiny_vision import ASSISTANT, make_chat_model
     from word_model import make_word_model
 
     model = make_word_model(
@@ -94,6 +96,9 @@ def prepare(tests: Path, work: Path) -> None:
     places = dict.fromkeys(MARKS["models"], model)
     places |= {name: pooling[kind] for kind, names in MARKS["pooling_models"].items() for name in names}
     places |= dict.fromkeys(MARKS["adapters"], make_adapter_of(model, work / "adapter"))
+    for family, others in MARKS["vision_models"].items():
+        make_chat_model(family, work / family, ASSISTANT)
+        places |= dict.fromkeys(others, work / family)
     copy = work / "tests"
     shutil.copytree(tests, copy, ignore=shutil.ignore_patterns("__pycache__", "kernels", "compile", "distributed"))
     if (tests.parent / "examples").is_dir():
@@ -129,8 +134,14 @@ def expand(tests: Path, name: str) -> list[str]:
 
 def run(work: Path, file: str, arguments: argparse.Namespace) -> Result:
     """One file in a pytest of its own."""
-    path = os.pathsep.join([str(ROOT), str(SUPPORT), str(work), *filter(None, [os.environ.get("PYTHONPATH")])])
-    tables = {"SKIPS": [*reasons("tests").items()], "ABSENT": reasons("names"), "DROPPED_FLAGS": MARKS["dropped_flags"]}
+    folders = [str(each) for each in (ROOT, SUPPORT, MODELS, work)]
+    path = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
+    skips = reasons("tests") | dict.fromkeys(MARKS["run"], "")
+    tables = {
+        "SKIPS": sorted(skips.items(), key=lambda item: -len(item[0])),
+        "ABSENT": reasons("names"),
+        "DROPPED_FLAGS": MARKS["dropped_flags"],
+    }
     tables["ADAPTERS"] = dict.fromkeys(MARKS["adapters"], str(work / "adapter"))
     # Their models have longer contexts than ours.
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}

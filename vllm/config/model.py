@@ -17,6 +17,7 @@ from vllm.config.load import LOAD_FORMATS, OTHER_FORMATS
 from vllm.config.pooler import PoolerConfig
 from vllm.inputs.images import KINDS, MAX_IMAGES
 from vllm.inputs.media.access import MediaAccess
+from vllm.inputs.media.films import FilmFrames
 from vllm.pooling_params import check_dimensions
 from vllm.sampling_params import LOGPROBS_MODES, MAX_LOGPROB_TOKEN_IDS
 from vllm.sampling_params import LogprobsMode as LogprobsMode
@@ -83,6 +84,7 @@ class ModelConfig:
         language_model_only: a model that reads pictures runs as its text decoder alone.
         limit_mm_per_prompt: the most pictures and videos of a prompt, as {"image": N, "video": M}; with no picture, as
             `language_model_only`.
+        media_io_kwargs: which frames of films are read; see FilmFrames.
         mm_processor_kwargs: options of the picture processor, beside the checkpoint's own.
         allowed_media_domains, allowed_local_media_path: what requests may have fetched or read; see MediaAccess.
         enable_mm_embeds: pictures may come as the rows that the model's tower makes of them.
@@ -126,6 +128,7 @@ class ModelConfig:
     enable_prompt_embeds: bool = False
     language_model_only: bool = False
     limit_mm_per_prompt: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     allowed_media_domains: list[str] | None = None
     allowed_local_media_path: str = ""
@@ -153,6 +156,7 @@ class ModelConfig:
         if not isinstance(self.mm_processor_kwargs, dict | None):
             raise ValueError(f"mm_processor_kwargs must be a dict of options, got {self.mm_processor_kwargs!r}")
         MediaAccess.of(self.allowed_media_domains, self.allowed_local_media_path)
+        FilmFrames.of(self.media_io_kwargs)
         if self.enable_mm_embeds and self.why_no_images:
             raise ValueError(f"enable_mm_embeds=True is for a model that reads pictures: {self.why_no_images}")
         if not self.why_no_images:
@@ -262,6 +266,11 @@ class ModelConfig:
     def media_access(self) -> MediaAccess:
         """The hosts and files that requests may have fetched or read."""
         return MediaAccess.of(self.allowed_media_domains, self.allowed_local_media_path)
+
+    @property
+    def film_frames(self) -> FilmFrames:
+        """The frames of films that requests have read."""
+        return FilmFrames.of(self.media_io_kwargs)
 
     @property
     def max_images(self) -> int:

@@ -73,12 +73,9 @@ class VllmConfig:
         model = self.model_config
         for problem, option in (
             (self.device_config.device != "cpu", "device='cpu'"),
-            (self.parallel_config.tensor_parallel_size > 1, "tensor_parallel_size=1"),
             (self.parallel_config.pipeline_parallel_size > 1, "pipeline_parallel_size=1"),
             (not self.cache_config.enable_prefix_caching, "a causal model and enable_prefix_caching=True"),
             (self.speculative_config is not None, "no speculative_config"),
-            (self.lora_config is not None, "enable_lora=False"),
-            (model.reads_images, "language_model_only=True"),
             (model.enable_prompt_embeds, "enable_prompt_embeds=False"),
             (bool(self.cache_config.kv_store), "no kv_store"),
         ):
@@ -108,10 +105,6 @@ class VllmConfig:
             ),
             (model.attn_type == "encoder_only", "a model that generates, or one of these that pools"),
             (model.rounding != "vllm", "rounding='vllm'"),
-            (
-                self.speculative_config is not None and self.speculative_config.method == "eagle3",
-                "another method of speculative_config, as 'eagle3' takes rows between layers of all stages",
-            ),
         ):
             if problem:
                 raise ValueError(

@@ -93,6 +93,11 @@ class EngineArgs(UpstreamArgs):
         'the most pictures and videos of a prompt, as {"image": 4, "video": 1}; 0 pictures: the decoder of text alone',
         to="model_config",
     )
+    media_io_kwargs: dict[str, Any] | None = arg(
+        None,
+        'how many frames of a film are read: {"video": {"num_frames": 32, "fps": 2}}; at most fps a second',
+        to="model_config",
+    )
     mm_processor_kwargs: dict[str, Any] | None = arg(
         None, "options of the picture processor, beside the model's own, as JSON", to="model_config"
     )
@@ -470,12 +475,17 @@ class EngineArgs(UpstreamArgs):
         """GiB of host memory a device that keep KV blocks, by swap_space or kv_offloading_size.
 
         Raises:
-            ValueError: both are given and differ, or kv_offloading_size is no number of GiB.
+            ValueError: both are given and differ, or kv_offloading_size or kv_offloading_backend is another value.
         """
         if self.kv_offloading_size is None:
             return self.swap_space
         check_number("kv_offloading_size", self.kv_offloading_size, 0, math.inf)
-        share = self.kv_offloading_size / self.tensor_parallel_size
+        if self.kv_offloading_backend not in (None, "auto", "native"):
+            raise ValueError(
+                f"kv_offloading_backend must be 'native', got {self.kv_offloading_backend!r}: kv_store keeps blocks on "
+                "disk, and kv_transfer_config takes a connector"
+            )
+        share = self.kv_offloading_size / (self.tensor_parallel_size * self.pipeline_parallel_size)
         if self.swap_space not in (0, share):
             raise ValueError(
                 f"kv_offloading_size={self.kv_offloading_size:g} is {share:g} GiB a device, and swap_space="

@@ -227,7 +227,8 @@ class Decoder(nn.Module):
         if spec.per_layer_input is not None:
             self.layer_inputs = PerLayerInputs(spec.per_layer_input, len(spec.layers), hidden, spec.norm)
         self.norm = None if spec.final_norm is None else make_norm(spec.final_norm, hidden)
-        # Layers before which the residual stream is kept, and those of the last step, [T, H] each.
+        # Layers before which the residual stream is kept, and those of the last step, [T, H] each; a stage sends those
+        # that it has to the next.
         self.kept_streams: tuple[int, ...] = ()
         self.streams: list[Tensor] = []
 
@@ -260,13 +261,13 @@ class Decoder(nn.Module):
         if self.stage.is_first:
             stream = self.embed(ids, positions)
         else:
-            stream = self._like.new_empty(ids.shape[0], self.hidden_size)
-            call_host(partial(self.stage.receive, stream))
+            stream = self._received(ids.shape[0])
+        before = [index for index in self.kept_streams if self.own_layers and index < self.own_layers[0]]
+        kept = {index: self._received(ids.shape[0]) for index in before}
         pending: Tensor | None = None
         last = len(self.layers) - 1
         given = [None] * len(self.layers) if self.layer_inputs is None else self.layer_inputs(ids, stream)
         stream = self.spread(stream)
-        kept: dict[int, Tensor] = {}
         for index in self.own_layers:
             layer = self.layers[index]
             if index in self.kept_streams:
@@ -284,7 +285,8 @@ class Decoder(nn.Module):
         if not self.stage.is_last:
             # As a norm adds it: the next stage's first layer computes what it would here.
             sent = (stream if pending is None else added(stream, pending)).contiguous()
-            call_host(partial(self.stage.send, sent))
+            for each in (sent, *(kept[index] for index in self.kept_streams if index in kept)):
+                call_host(partial(self.stage.send, each))
             return stream[:0]
         if self.kept_streams:
             self.streams = [kept[index] for index in self.kept_streams]
@@ -292,6 +294,12 @@ class Decoder(nn.Module):
         if norm is not None:
             hidden = norm(hidden)
         return hidden if self.project_out is None else self.project_out(hidden)
+
+    def _received(self, num_tokens: int) -> Tensor:
+        """A stream [T, H] of the stage before."""
+        stream = self._like.new_empty(num_tokens, self.hidden_size)
+        call_host(partial(self.stage.receive, stream))
+        return stream
 
 
 def caches_of_layers(layers: nn.ModuleList) -> list[int | None]:

@@ -286,8 +286,14 @@ class _ModelRegistry:
         return pooling_kind(names) is not None or is_encoder
 
     def is_multimodal_model(self, architectures: str | Sequence[str], model_config: Any = None) -> bool:
-        """False: none is."""
-        return False
+        """Whether the model reads pictures; without `model_config`, whether one of the architectures is among those of
+        transformers that do, of which some are refused when their engine starts."""
+        if model_config is not None:
+            return bool(model_config.reads_images)
+        from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as READERS
+
+        names = [architectures] if isinstance(architectures, str) else architectures
+        return not {*PAIRS, *READERS.values()}.isdisjoint(names)
 
 
 adopt: Callable[[type[nn.Module]], type[nn.Module]] | None = None

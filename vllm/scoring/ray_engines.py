@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import CliError
-from vllm.scoring.replicas import engine_resources, load_scorer, num_actors
+from vllm.scoring.replicas import engine_resources, load_scorer, rank_groups
 from vllm.utils.ray_utils import call_within
 
 if TYPE_CHECKING:
@@ -122,9 +122,10 @@ class RayEngines:
 
     def _start(self) -> None:
         options, bundles = dict(self._resources), None
-        if (count := num_actors(self._job.engine_args)) > 1:
+        count, together = rank_groups(self._job.engine_args)
+        if count > 1:
             # The engine's executor finds these, as it runs in them.
-            bundles = placement_group([{"CPU": options["num_cpus"]}] * count, "PACK")
+            bundles = placement_group([{"CPU": together * options["num_cpus"]}] * count, "PACK")
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(bundles, 0, True)
         engine = _Engine(ScoringEngine.options(**options).remote(), bundles)  # type: ignore[attr-defined]
         self._engines.append(engine)
@@ -196,6 +197,10 @@ class RayEngines:
             self._placed_at = now
         elif now - self._placed_at > _PLACE_SECONDS:
             needed = " and ".join(f"{count:g} {name[4:-1].upper()}" for name, count in self._resources.items() if count)
+            num_nodes, together = rank_groups(self._job.engine_args)
+            ranks = num_nodes * together
+            if ranks > 1:
+                needed = f"{ranks} ranks with {needed} each" + f", {together} of them on a node" * (together > 1)
             raise EnginesLostError(f"for {_PLACE_SECONDS:g} s no node has had room for an engine ({needed})")
 
 

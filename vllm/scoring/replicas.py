@@ -24,16 +24,24 @@ def engine_resources(engine_args: EngineArgs, replicas: int, cpus: float | None,
     """
     has_gpus = import_ray().cluster_resources().get("GPU", 0) > 0 and engine_args.device != "cpu"
     return {
-        "num_cpus": cpus_for_each(replicas * num_actors(engine_args), spare) if cpus is None else cpus,
+        "num_cpus": _cpus_for_each(engine_args, replicas, spare) if cpus is None else cpus,
         "num_gpus": engine_args.tensor_parallel_size if has_gpus else 0,
     }
 
 
-def num_actors(engine_args: EngineArgs) -> int:
-    """How many actors of these resources an engine is: one, or on CPUs one for each rank that Ray is to place."""
-    num_ranks = engine_args.tensor_parallel_size * engine_args.pipeline_parallel_size
+def _cpus_for_each(engine_args: EngineArgs, replicas: int, spare: int) -> int:
+    count, together = rank_groups(engine_args)
+    return cpus_for_each(replicas * count * together, spare, together)
+
+
+def rank_groups(engine_args: EngineArgs) -> tuple[int, int]:
+    """How many nodes an engine may be spread over, and the actors of these resources on each: one, or on CPUs one for
+    each rank that Ray is to place, where those of a stage are on one node."""
+    width, num_stages = engine_args.tensor_parallel_size, engine_args.pipeline_parallel_size
     is_placed = engine_args.distributed_executor_backend == "ray" and engine_args.device != "cuda"
-    return num_ranks if is_placed and not import_ray().cluster_resources().get("GPU", 0) else 1
+    if not is_placed or import_ray().cluster_resources().get("GPU", 0):
+        return 1, 1
+    return (num_stages, width) if num_stages > 1 else (width, 1)
 
 
 def load_scorer(engine_args: EngineArgs, make_scorer: Callable[[LLM], Any]) -> tuple[Any, str | None]:

@@ -153,8 +153,9 @@ class ServedAudit(Collector):
             read = [list(params.logprob_token_ids)] * len(positions)
         else:
             read = [[token] for token in tokens]
+            del positions[len(tokens) :]  # max_tokens=0 reads one that has no token
         # A reading without a token is of the one that would come.
-        own = tokens or read[0][:1]
+        own = tokens or [token for ids in read[:1] for token in ids[:1]]
         served = [[position[token].logprob for token in ids] for position, ids in zip(positions, read, strict=True)]
         start = len(prompt.token_ids)
         texts = {"prompt": prompt.text, "text": "".join(part.text for part in parts)} if self._keeps_texts else {}

@@ -71,9 +71,12 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "ParallelConfig": {
             "data_parallel_size_local": property(lambda self: self.data_parallel_size),
             "enable_expert_parallel": False,
+            "local_rank": property(_part("rank")),
+            "rank": property(_part("rank")),
             "world_size_across_dp": property(lambda self: self.world_size * self.data_parallel_size),
         }
     },
+    "vllm.config.device": {"DeviceConfig": {"device_type": property(lambda self: self.device)}},
     "vllm.config.vllm": {
         "VllmConfig": {
             "additional_config": property(lambda self: {}),
@@ -94,6 +97,10 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
             "uses_mrope": property(_part("uses_mrope")),
             "get_num_layers": _part("get_num_layers"),
             "get_num_attention_heads": _part("get_num_attention_heads"),
+            "get_head_size": _part("get_head_size"),
+            "get_num_kv_heads": _part("get_num_kv_heads"),
+            "get_total_num_kv_heads": _part("get_total_num_kv_heads"),
+            "use_mla": property(_part("use_mla")),
             "get_sliding_window": _part("get_sliding_window"),
             "try_get_generation_config": _part("read_generation_config"),
             "get_diff_sampling_param": _part("get_diff_sampling_param"),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from vllm.config.checkpoint.text_part import WHOLE
 from vllm.inputs.data import tokens_input
 from vllm.inputs.text_options import text_options
 from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig
+    from vllm.config import ModelConfig, ParallelConfig
     from vllm.entrypoints.async_llm import AsyncLLM
     from vllm.entrypoints.llm import LLM
 
@@ -22,7 +23,8 @@ _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num
 
 def architectures(self: ModelConfig) -> list[str]:
     """The architectures that config.json names."""
-    return list(self.hf_config.architectures)
+    whole = self.hf_config.raw.get(WHOLE) or {}
+    return list(whole.get("architectures") or self.hf_config.architectures)
 
 
 def is_moe(self: ModelConfig) -> bool:
@@ -46,6 +48,38 @@ def get_num_layers(self: ModelConfig, parallel_config: Any = None) -> int:
 def get_num_attention_heads(self: ModelConfig, parallel_config: Any = None) -> int:
     """Query heads of a rank of `parallel_config`; None: all."""
     return self.hf_config.num_attention_heads // getattr(parallel_config, "tensor_parallel_size", 1)
+
+
+def use_mla(self: ModelConfig) -> bool:
+    """Whether keys and values are compressed to one latent vector a token, by config.json."""
+    return isinstance(self.hf_config.raw.get("kv_lora_rank"), int)
+
+
+def get_head_size(self: ModelConfig) -> int:
+    """Size of a head of the KV cache; of a latent vector with its rotary part, where there is one."""
+    raw = self.hf_config.raw
+    return raw["kv_lora_rank"] + raw.get("qk_rope_head_dim", 0) if use_mla(self) else self.hf_config.head_dim
+
+
+def get_total_num_kv_heads(self: ModelConfig) -> int:
+    """Heads of the KV cache, of all ranks together."""
+    return 1 if use_mla(self) else self.hf_config.num_key_value_heads
+
+
+def get_num_kv_heads(self: ModelConfig, parallel_config: Any = None) -> int:
+    """Heads of the KV cache of a rank of `parallel_config`; None: all."""
+    return max(1, get_total_num_kv_heads(self) // getattr(parallel_config, "tensor_parallel_size", 1))
+
+
+def rank(self: ParallelConfig) -> int:
+    """0, of an engine that is one process.
+
+    Raises:
+        AttributeError: there are several, which have this configuration in common.
+    """
+    if self.world_size > 1:
+        raise AttributeError("the ranks have one ParallelConfig: get_tp_group().rank is a process's own")
+    return 0
 
 
 def get_sliding_window(self: ModelConfig) -> int | None:

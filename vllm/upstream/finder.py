@@ -36,6 +36,7 @@ _WITH_MORE = {
 }
 # Modules that have, or whose classes have, further attributes: attributes.py has them, a row each.
 _WITH_ATTRIBUTES = {
+    "vllm.config.device",
     "vllm.config.model",
     "vllm.config.parallel",
     "vllm.config.vllm",

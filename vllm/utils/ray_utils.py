@@ -108,19 +108,20 @@ def node_memory() -> dict[str, float]:
     return {node["NodeID"]: node["Resources"].get("memory", math.inf) for node in nodes if node["Alive"]}
 
 
-def cpus_for_each(actors: int, spare: int = 0) -> int:
+def cpus_for_each(actors: int, spare: int = 0, together: int = 1) -> int:
     """The most CPUs that each of `actors` concurrent actors (one node each) can have on the connected cluster, with
-    `spare` CPUs of every node unused.
+    `spare` CPUs of every node unused. So many are `together` on a node, which divides their number.
 
     Raises:
         ValueError: the cluster cannot hold that many actors of one CPU.
     """
     rooms = [int(node["Resources"].get("CPU", 0)) - spare for node in import_ray().nodes() if node["Alive"]]
-    for cpus in range(max(rooms), 0, -1):
-        if sum(room // cpus for room in rooms if room > 0) >= actors:
+    for cpus in range(max(rooms) // together, 0, -1):
+        if together * sum(room // (together * cpus) for room in rooms if room > 0) >= actors:
             return cpus
-    room = sum(room for room in rooms if room > 0)
-    raise ValueError(f"this Ray cluster has room for {room} actors of one CPU each, not for {actors}")
+    room = together * sum(room // together for room in rooms if room > 0)
+    where = f", {together} of them on a node" if together > 1 else ""
+    raise ValueError(f"this Ray cluster has room for {room} actors of one CPU each{where}, not for {actors}")
 
 
 def _resolve(address: str | None) -> str:

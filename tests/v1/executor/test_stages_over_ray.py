@@ -46,10 +46,16 @@ def node(worker: Any) -> str:
     return ray.get_runtime_context().get_node_id()
 
 
-def test_stages_on_two_nodes(ray_cluster: str, folder: Path) -> None:
+def cache_bytes(worker: Any) -> int:
+    return worker._cpu_cache_bytes()
+
+
+def test_stages_on_two_nodes(ray_cluster: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0.125")
     llm = make_tiny_llm(folder, pipeline_parallel_size=2, distributed_executor_backend="ray")
     # Each has all CPUs of its node.
     assert len(set(llm.collective_rpc(node))) == 2
+    assert llm.collective_rpc(cache_bytes) == [2**27, 2**27]
     assert readings(llm) == readings(make_tiny_llm(folder))
     own, actor = llm.collective_rpc(rank_faults.fail_in_step, args=(1, "killed"))
     assert own == os.getpid() != actor
@@ -60,11 +66,13 @@ def test_stages_on_two_nodes(ray_cluster: str, folder: Path) -> None:
     llm.llm_engine.engine_core.shutdown()
 
 
-def test_a_stages_ranks_are_on_one_node(ray_cluster: str, folder: Path) -> None:
+def test_a_stages_ranks_are_on_one_node(ray_cluster: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "0.125")
     fields = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}
     llm = make_tiny_llm(folder, **fields)
     first, second, third, fourth = llm.collective_rpc(node)
     assert first == second != third == fourth
+    assert llm.collective_rpc(cache_bytes) == [2**26] * 4
     wide = make_tiny_llm(folder, tensor_parallel_size=2)
     assert readings(llm) == readings(wide)
     for each in llm, wide:
@@ -96,9 +104,7 @@ def test_memory_of_a_node_is_shared_by_its_ranks() -> None:
 
 
 def test_a_stage_that_no_node_holds(ray_cluster: str, folder: Path) -> None:
-    from vllm.v1.executor.ray_executor import _places
-
-    with pytest.raises(ValueError, match=r"tensor_parallel_size=4 ranks of .* have to be on one node"):
-        _places(8, 4, {"CPU": 1.0})
-    # Four bundles of one CPU, of which a node has two.
-    assert len(set(map(str, _places(4, 2, {"CPU": 1.0})))) == 2
+    """There are two nodes of two CPUs."""
+    fields = {"tensor_parallel_size": 4, "pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}
+    with pytest.raises(ValueError, match="room for 0 actors of one CPU each, 4 of them on a node, not for 8"):
+        make_tiny_llm(folder, **fields)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -37,12 +38,25 @@ class FileConnector(KVConnectorBase_V1):
         self.folder, self.answers = Path(extra["folder"]), dict(extra.get("answers", {}))
         self.block_size = vllm_config.cache_config.block_size
         self.calls: list[Any] = []
+        self.hashes: list[list[bytes]] = []
         self.loads: dict[str, int] = {}
-        self.prompts: dict[str, tuple[list[int], list[int]]] = {}
+        self.prompts: dict[str, tuple[list[int], list[int], str]] = {}
+        self.rank = get_tensor_model_parallel_rank()
+        if self.rank != extra.get("failing_rank", self.rank):
+            self.answers = {}
         self.caches: dict[str, torch.Tensor] = {}
 
-    def key(self, token_ids: list[int]) -> str:
-        return hashlib.sha256(repr(token_ids).encode()).hexdigest()
+    def about(self, request: Any) -> str:
+        """All that a prompt's content depends on beside its tokens."""
+        adapter = request.lora_request and request.lora_request.lora_path
+        return repr((adapter, [(each.identifier, *each.mm_position) for each in request.mm_features]))
+
+    def key(self, token_ids: list[int], about: str) -> str:
+        return hashlib.sha256(repr((token_ids, about)).encode()).hexdigest()
+
+    def place(self, key: str) -> Path:
+        """Where the worker has its share."""
+        return self.folder / (f"{key}-{self.rank}" if self.rank else key)
 
     def lengths(self, token_ids: list[int]) -> int:
         """Leading tokens in whole blocks, but for the last token."""
@@ -55,13 +69,15 @@ class FileConnector(KVConnectorBase_V1):
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         self.note("match", request.request_id, num_computed_tokens)
+        if request.block_hashes:
+            self.hashes.append(list(request.block_hashes))
         if self.answers.pop("raises", False):
             raise KeyError("remote_host")
         if self.answers.get("undecided", 0):
             self.answers["undecided"] -= 1
             return None, False
         length = self.lengths(request.prompt_token_ids)
-        is_there = (self.folder / self.key(request.prompt_token_ids[:length])).is_dir()
+        is_there = (self.folder / self.key(request.prompt_token_ids[:length], self.about(request))).is_dir()
         return (max(length - num_computed_tokens, 0) if is_there else 0), False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -72,12 +88,12 @@ class FileConnector(KVConnectorBase_V1):
         self.note("meta", dict(scheduler_output.num_scheduled_tokens))
         found = Transfers()
         for new in scheduler_output.scheduled_new_reqs:
-            self.prompts[new.req_id] = new.prompt_token_ids, list(new.block_ids[0])
+            self.prompts[new.req_id] = new.prompt_token_ids, list(new.block_ids[0]), self.about(new)
             if num_loaded := self.loads.pop(new.req_id, 0):
                 end = new.num_computed_tokens // self.block_size
                 begin = end - num_loaded // self.block_size
                 prefix = new.prompt_token_ids[: self.lengths(new.prompt_token_ids)]
-                found.loads.append(Transfer(self.key(prefix), [begin, *new.block_ids[0][begin:end]]))
+                found.loads.append(Transfer(self.key(prefix, self.about(new)), [begin, *new.block_ids[0][begin:end]]))
             self._save(new.req_id, new.num_computed_tokens, scheduler_output, found)
         cached = scheduler_output.scheduled_cached_reqs
         for name, added, begin in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True):
@@ -87,10 +103,10 @@ class FileConnector(KVConnectorBase_V1):
 
     def _save(self, name: str, begin: int, scheduler_output: Any, found: Transfers) -> None:
         """Save a prompt in the step that completes it."""
-        token_ids, block_ids = self.prompts[name]
+        token_ids, block_ids, about = self.prompts[name]
         if begin < len(token_ids) <= begin + scheduler_output.num_scheduled_tokens[name]:
             prefix = token_ids[: self.lengths(token_ids)]
-            found.saves.append(Transfer(self.key(prefix), block_ids[: len(prefix) // self.block_size]))
+            found.saves.append(Transfer(self.key(prefix, about), block_ids[: len(prefix) // self.block_size]))
 
     def update_connector_output(self, connector_output: Any) -> None:
         self.note("output", connector_output.finished_sending)
@@ -116,7 +132,7 @@ class FileConnector(KVConnectorBase_V1):
         for each in self._get_connector_metadata().loads:
             begin, *block_ids = each.block_ids
             for name, cache in self.caches.items():
-                kept = torch.load(self.folder / each.key / name)
+                kept = torch.load(self.place(each.key) / name)
                 self.blocks(cache)[block_ids] = kept[begin : begin + len(block_ids)]
                 if self.answers.keys() & {"load_error", "late_error"}:
                     self.blocks(cache)[3] = torch.nan
@@ -131,7 +147,7 @@ class FileConnector(KVConnectorBase_V1):
         assert isinstance(attn_metadata, AttentionMetadata)
         self.note("save", layer_name, attn_metadata.num_actual_tokens)
         for each in self._get_connector_metadata().saves:
-            path = self.folder / each.key / layer_name
+            path = self.place(each.key) / layer_name
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.save(self.blocks(kv_layer)[each.block_ids], path)
 
@@ -194,7 +210,8 @@ class LateConnector(FileConnector):
         if num_external_tokens:
             (block_ids,) = blocks.get_block_ids()
             begin = len(block_ids) - num_external_tokens // self.block_size
-            key = self.key(request.prompt_token_ids[: self.lengths(request.prompt_token_ids)])
+            prefix = request.prompt_token_ids[: self.lengths(request.prompt_token_ids)]
+            key = self.key(prefix, self.about(request))
             self.late.late_loads.append(LateTransfer(key, [begin, *block_ids[begin:]], request.request_id))
 
     def _save(self, *arguments: Any) -> None:
@@ -209,7 +226,8 @@ class LateConnector(FileConnector):
         super().request_finished(request, block_ids)
         length = self.lengths(request.prompt_token_ids)
         is_whole = request.num_computed_tokens >= request.num_prompt_tokens
-        if not is_whole or (self.folder / (key := self.key(request.prompt_token_ids[:length]))).is_dir():
+        key = self.key(request.prompt_token_ids[:length], self.about(request))
+        if not is_whole or (self.folder / key).is_dir():
             return False, None
         self.late.sends.append(LateTransfer(key, block_ids[: length // self.block_size], request.request_id))
         return True, {"num_blocks": length // self.block_size}
@@ -223,16 +241,16 @@ class LateConnector(FileConnector):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         done = [each for left, each in self.running if not left]
         self.running = [(left - 1, each) for left, each in self.running if left]
-        loads = [each for each in done if (self.folder / each.key).is_dir()]
+        loads = [each for each in done if self.place(each.key).is_dir()]
         sends = [each for each in done if each not in loads]
         for each in sends:
-            (self.folder / each.key).mkdir(parents=True)
+            self.place(each.key).mkdir(parents=True)
             for name, cache in self.caches.items():
-                torch.save(self.blocks(cache)[each.block_ids], self.folder / each.key / name)
+                torch.save(self.blocks(cache)[each.block_ids], self.place(each.key) / name)
         for each in loads:
             begin, *block_ids = each.block_ids
             for name, cache in self.caches.items():
-                self.blocks(cache)[block_ids] = torch.load(self.folder / each.key / name)[begin:]
+                self.blocks(cache)[block_ids] = torch.load(self.place(each.key) / name)[begin:]
             if self.answers.pop("load_error", False):
                 self.failed = self.broken = {block_ids[2]}
             for cache in self.caches.values():

@@ -12,13 +12,17 @@ import pytest
 import torch
 from architectures import make_architecture
 from preloaded import FORKED
+from tiny_adapters import make_adapter
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_vision import FAMILIES, draw, make_vision_model
+from transformers import AutoModelForCausalLM
 
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.features.kv_connector.runner import ConnectedLayers
 from vllm.v1.features.kv_connector.scheduler import Connections, check_cache
@@ -100,6 +104,75 @@ def test_a_second_engine_computes_only_the_tail(folder, tmp_path, fields):
     # Loaded blocks are content as any other, and blocks that the connector does not have are computed.
     assert readings(run(second, PROMPT, *others)) == readings(run(plain, PROMPT, *others))
     end(second)
+
+
+@pytest.mark.parametrize("connector", ["FileConnector", "LateConnector"])
+def test_each_rank_has_a_connector(folder, tmp_path, connector):
+    """One of them fails to load a block, which all compute then."""
+    plain = make_tiny_llm(folder, tensor_parallel_size=2)
+    expected = readings(run(plain))
+    end(plain)
+    found = []
+    for extra in ({}, {}, {"answers": {"load_error": True}, "failing_rank": 1}):
+        fields = {"kv_connector": connector, "extra": extra, "kv_load_failure_policy": "recompute"}
+        llm = make_tiny_llm(folder, tensor_parallel_size=2, kv_transfer_config=connector_config(tmp_path, **fields))
+        outputs = run(llm)
+        assert readings(outputs) == expected
+        found.append(outputs[0].num_cached_tokens)
+        core = llm.llm_engine.engine_core
+        while core.has_work():
+            core.step()
+        assert is_empty(llm)
+        end(llm)
+    assert found == [0, NUM_BLOCKS * 16, 0 if connector == "FileConnector" else 2 * 16]
+
+
+def test_adapters_are_told(folder, tmp_path):
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    for seed, name in enumerate(("one", "two")):
+        make_adapter(tmp_path / name, base, seed=seed)
+    fields = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16}
+
+    def read(llm, name, number):
+        request = LoRARequest(name, number, str(tmp_path / name))
+        return llm.generate([{"prompt_token_ids": PROMPT}], READS, lora_request=request, use_tqdm=False)
+
+    plain = make_tiny_llm(folder, **fields)
+    expected = {name: readings(read(plain, name, number)) for number, name in enumerate(("one", "two"), 1)}
+    hashes = []
+    for names in (("one",), ("two", "one")):
+        llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path / "blocks"), **fields)
+        for number, name in enumerate(names, 1):
+            llm.llm_engine.add_lora(LoRARequest(name, number, str(tmp_path / name)))
+            outputs = read(llm, name, number)
+            assert readings(outputs) == expected[name]
+            is_there = len(names) == 2 and name == "one"
+            assert outputs[0].num_cached_tokens == (NUM_BLOCKS * 16 if is_there else 0)
+        hashes.append(sides(llm)[0].hashes)
+        end(llm)
+    # Names of content are the same in every process, whatever else was loaded there.
+    assert hashes[0][0] == hashes[1][-1] != hashes[1][0] and len(hashes[0][0]) == NUM_BLOCKS
+
+
+def test_pictures_are_told_by_their_values(tmp_path):
+    make_vision_model("llava", tmp_path / "model")
+    place = FAMILIES["llava"].placeholder
+    text = f"one{place} two and more words{place} three and yet more words"
+    pictures = [draw(40, 40, seed) for seed in range(3)]
+
+    def read(seeds: tuple[int, int], **fields: Any) -> Any:
+        llm = LLM(str(tmp_path / "model"), dtype="float32", limit_mm_per_prompt={"image": 2}, **fields)
+        prompt = {"prompt": text, "multi_modal_data": {"image": [pictures[seed] for seed in seeds]}}
+        outputs = llm.generate(prompt, READS, use_tqdm=False)
+        end(llm)
+        return outputs
+
+    expected = {seeds: readings(read(seeds)) for seeds in ((0, 1), (0, 2))}
+    config = {"kv_transfer_config": connector_config(tmp_path / "store")}
+    found = [(seeds, read(seeds, **config)) for seeds in ((0, 1), (0, 2), (0, 1))]
+    assert all(readings(outputs) == expected[seeds] for seeds, outputs in found)
+    num_tokens = len(found[0][1][0].prompt_token_ids)
+    assert [outputs[0].num_cached_tokens for _, outputs in found] == [0, 0, (num_tokens - 1) // 16 * 16]
 
 
 @pytest.mark.parametrize("fields", [{}, {"async_scheduling": True, "max_num_batched_tokens": 40}], ids=["", "async"])
@@ -315,6 +388,8 @@ def test_blocks_that_could_not_be_loaded_are_computed(folder, tmp_path, connecto
         found = [run(llm) for _ in range(2)]
         assert [readings(each) for each in found] == [expected] * 2
         assert found[0][0].num_cached_tokens == (num_cached if extra else 0)
+        # A step that is repeated has loaded nothing.
+        assert core.stats()["num_external_hit_tokens"] == (num_cached if extra else 0)
         while core.has_work():
             core.step()
         assert is_empty(llm)
@@ -401,10 +476,9 @@ def test_configurations_that_are_refused(folder, tmp_path, fields, message):
     ("fields", "option"),
     [
         ({"enable_prefix_caching": False}, "enable_prefix_caching=True"),
-        ({"enable_lora": True}, "enable_lora=False"),
         ({"enable_prompt_embeds": True}, "enable_prompt_embeds=False"),
         ({"kv_store": "store"}, "no kv_store"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size=1"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=1"),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "no speculative_config"),
     ],
 )

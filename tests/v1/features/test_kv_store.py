@@ -247,11 +247,6 @@ def test_an_engine_that_cannot_use_a_store_says_so_and_runs(folder, tmp_path, mo
     assert said and not (tmp_path / "store").exists()
 
 
-def test_stages_of_a_pipeline_are_refused(folder, tmp_path):
-    with pytest.raises(ValueError, match="pipeline_parallel_size=2 needs no kv_store"):
-        make_tiny_llm(folder, kv_store=str(tmp_path), pipeline_parallel_size=2)
-
-
 def test_a_folder_that_cannot_be_made_is_no_error(folder, tmp_path):
     (tmp_path / "file").write_text("")
     llm = make_tiny_llm(folder, kv_store=str(tmp_path / "file" / "store"))

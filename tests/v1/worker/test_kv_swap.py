@@ -219,5 +219,7 @@ def test_upstreams_name_of_the_size_is_that_of_all_devices(tmp_path):
     assert EngineArgs(swap_space=3.0).host_gib() == 3.0 and EngineArgs(kv_offloading_backend="native").host_gib() == 0.0
     with pytest.raises(ValueError, match="kv_offloading_size=2 is 2 GiB a device, and swap_space=3"):
         EngineArgs(kv_offloading_size=2.0, swap_space=3.0).host_gib()
+    with pytest.raises(ValueError, match="kv_offloading_backend must be 'native', got 'lmcache'"):
+        EngineArgs(kv_offloading_size=2.0, kv_offloading_backend="lmcache").host_gib()
     with pytest.raises(ValueError, match="kv_offloading_size"):
         EngineArgs(kv_offloading_size=-1.0).host_gib()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import http.server
+import io
 import json
 import os
+import threading
 import traceback
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -68,7 +71,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         for part, reason in _SKIPS:
             if part in f"{item.nodeid} ":
-                item.add_marker(pytest.mark.skip(reason=reason))
+                if reason:
+                    item.add_marker(pytest.mark.skip(reason=reason))
                 break
 
 
@@ -349,3 +353,54 @@ def enable_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def num_gpus_available() -> int:
     return torch.cuda.device_count()
+
+
+class AssetServer:
+    """Pictures at an address of this machine, drawn by their names in the place of upstream's."""
+
+    def __init__(self) -> None:
+        assets = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                name = self.path.removeprefix("/")
+                file = io.BytesIO()
+                assets.get_image_asset(name).save(file, "JPEG" if name.endswith(".jpg") else "PNG")
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(file.getvalue())
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+
+    def url_for(self, name: str) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}/{name}"
+
+    def get_image_asset(self, name: str) -> Any:
+        from tiny_vision import draw
+
+        mode = "RGBA" if "RGBA" in name else "P" if "palette" in name else "RGB"
+        return draw(60, 40, len(name), mode)
+
+
+@pytest.fixture(scope="session")
+def local_asset_server() -> Iterator[AssetServer]:
+    server = AssetServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def image_url(request: pytest.FixtureRequest, local_asset_server: AssetServer) -> str:
+    return local_asset_server.url_for(request.param)
+
+
+@pytest.fixture
+def image_urls(request: pytest.FixtureRequest, local_asset_server: AssetServer) -> list[str]:
+    return [local_asset_server.url_for(name) for name in request.param]

@@ -35,7 +35,9 @@ class RemoteOpenAIServer:
         seed: int = 0,
         **ignored: Any,
     ) -> None:
-        self._server = LiveServer(None, model, "--seed", str(seed), *_kept(vllm_serve_args), env=env_dict)
+        # Pictures are fetched from this machine.
+        media = ["--allowed-media-domains", "127.0.0.1"] if (Path(model) / "preprocessor_config.json").is_file() else []
+        self._server = LiveServer(None, model, "--seed", str(seed), *media, *_kept(vllm_serve_args), env=env_dict)
         self.host, port = self._server.url.removeprefix("http://").rsplit(":", 1)
         self.port, self.proc, self.url_root = int(port), self._server.process, self._server.url
 

@@ -16,10 +16,13 @@ _PAIRS = ("clip", "siglip", "siglip2")
 # Packages of transformers' picture parts, beside Pillow, by model_type.
 _NEEDED = {
     "cohere2_vision": ("torchvision",),
+    "fast_vlm": ("timm", "torchvision"),
     "gemma3n": ("timm", "torchvision"),
     "gemma4_unified": ("torchvision",),
+    "kimi_k25": ("torchvision",),
     "lfm2_vl": ("torchvision",),
     "llama4": ("torchvision",),
+    "perception_lm": ("timm", "torchvision"),
 }
 
 

@@ -67,7 +67,7 @@ class MediaAccess:
     def check_host(self, name: str, host: str) -> str:
         """The host as names are looked up. Raises VLLMValidationError unless pictures may be fetched from it."""
         if _host(host) not in self.domains:
-            message = f"{name}: this engine fetches no pictures from {shown(host)}; --allowed-media-domains names hosts"
+            message = f"{name}: this engine fetches nothing from {shown(host)}; --allowed-media-domains names hosts"
             raise VLLMValidationError(message, name)
         return _host(host)
 

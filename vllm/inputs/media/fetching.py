@@ -23,32 +23,33 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _RESOLVERS = ThreadPoolExecutor(8, "media-resolver")
 
 
-async def fetched(name: str, url: str, access: MediaAccess) -> bytes:
+async def fetched(name: str, url: str, access: MediaAccess, kind: str = "image") -> bytes:
     """The bytes at an http: or https: URL.
 
     Args:
         name: the request's field, in errors.
+        kind: "image" or "video".
 
     Raises:
-        VLLMValidationError: a host or an address that is not allowed, no answer within VLLM_IMAGE_FETCH_TIMEOUT, an
-            answer that is no file, or one of more than MAX_BYTES.
+        VLLMValidationError: a host or an address that is not allowed, no answer within VLLM_IMAGE_FETCH_TIMEOUT (of
+            videos VLLM_VIDEO_FETCH_TIMEOUT), an answer that is no file, or one of more than MAX_BYTES.
     """
-    seconds = envs.image_fetch_seconds()
+    seconds = envs.video_fetch_seconds() if kind == "video" else envs.image_fetch_seconds()
     try:
-        return await asyncio.wait_for(_follow(name, url, access), seconds)
+        return await asyncio.wait_for(_follow(name, url, access, kind), seconds)
     except asyncio.TimeoutError:
-        message = f"{name} was not fetched within {seconds:g} s (VLLM_IMAGE_FETCH_TIMEOUT)"
+        message = f"{name} was not fetched within {seconds:g} s (VLLM_{kind.upper()}_FETCH_TIMEOUT)"
         raise VLLMValidationError(message, name) from None
 
 
-async def _follow(name: str, url: str, access: MediaAccess) -> bytes:
+async def _follow(name: str, url: str, access: MediaAccess, kind: str) -> bytes:
     async with httpcore.AsyncConnectionPool(
         network_backend=_CheckedAddresses(name, access), ssl_context=_ssl_context(), max_connections=1
     ) as pool:
         for _ in range(_MAX_REDIRECTS + 1):
             host, parts = _checked(name, url, access)
             try:
-                found = await _answer(name, pool, host, parts)
+                found = await _answer(name, pool, host, parts, kind)
             except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError, ssl.SSLError):
                 raise VLLMValidationError(f"{name} could not be fetched from {host}", name) from None
             if isinstance(found, bytes):
@@ -78,14 +79,16 @@ def _checked(name: str, url: str, access: MediaAccess) -> tuple[str, SplitResult
     return access.check_host(name, parts.hostname), parts
 
 
-async def _answer(name: str, pool: httpcore.AsyncConnectionPool, host: str, parts: SplitResult) -> bytes | str:
+async def _answer(
+    name: str, pool: httpcore.AsyncConnectionPool, host: str, parts: SplitResult, kind: str
+) -> bytes | str:
     """The file, or where it is instead."""
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     url = httpcore.URL(scheme=parts.scheme, host=host, port=parts.port, target=target)
     authority = f"[{host}]" if ":" in host else host
     headers: dict[bytes | str, bytes | str] = {
         "Host": authority if parts.port is None else f"{authority}:{parts.port}",
-        "Accept": "image/*",
+        "Accept": f"{kind}/*",
         "Accept-Encoding": "identity",
         "User-Agent": "vllm",
     }

@@ -16,6 +16,7 @@ from vllm.exceptions import QueueOverflowError, VLLMValidationError, shown
 from vllm.inputs.images import KINDS, MAX_IMAGES, PlacedImage
 from vllm.inputs.media.access import MediaAccess
 from vllm.inputs.media.decoding import check_size, decoded
+from vllm.inputs.media.films import FilmFrames, film
 from vllm.inputs.media.sources import PictureSource
 from vllm.inputs.videos import GivenVideo, as_videos
 
@@ -42,8 +43,15 @@ class LoadedPictures:
 class PictureLoader:
     """Loads the pictures that requests describe, so many a prompt. `load` belongs to one event loop."""
 
-    def __init__(self, access: MediaAccess, most: int = MAX_IMAGES, most_videos: int = MAX_IMAGES) -> None:
+    def __init__(
+        self,
+        access: MediaAccess,
+        most: int = MAX_IMAGES,
+        most_videos: int = MAX_IMAGES,
+        film_frames: FilmFrames | None = None,
+    ) -> None:
         self._access, self._most, self._most_videos = access, most, most_videos
+        self._film_frames = film_frames or FilmFrames()
         self._fetches = asyncio.Semaphore(_MAX_FETCHES)
 
     async def load(self, sources: Sequence[PictureSource], most: int | None = None) -> LoadedPictures:
@@ -70,9 +78,9 @@ class PictureLoader:
     def load_now(self, sources: Sequence[PictureSource]) -> LoadedPictures:
         """`load` for callers without an event loop, or in one that may wait."""
         self._check_count(sources, self._most)
-        if any(each.scheme in ("http", "https") and each.kind == "image" for each in sources):
+        if any(each.scheme in ("http", "https") for each in sources):
             # Another event loop needs another loader.
-            other = PictureLoader(self._access, self._most, self._most_videos)
+            other = PictureLoader(self._access, self._most, self._most_videos, self._film_frames)
             with ThreadPoolExecutor(1) as thread:
                 return thread.submit(lambda: asyncio.run(other.load(sources))).result()
         held = _Held()
@@ -90,7 +98,7 @@ class PictureLoader:
 
     async def _load(self, source: PictureSource, held: _Held) -> Any:
         run = asyncio.get_running_loop().run_in_executor
-        if source.scheme not in ("http", "https") or source.kind == "video":
+        if source.scheme not in ("http", "https"):
             return await run(_decoders(), self._made, source, held)
         try:
             from vllm.inputs.media.fetching import fetched
@@ -99,13 +107,15 @@ class PictureLoader:
             raise VLLMValidationError(message, source.name) from None
         assert source.url is not None
         async with self._fetches:
-            data = await fetched(source.name, source.url, self._access)
-            return await run(_decoders(), held.made, source.name, lambda reserve: decoded(source.name, data, reserve))
+            data = await fetched(source.name, source.url, self._access, source.kind)
+            return await run(_decoders(), held.made, source.name, lambda reserve: self._read(source, data, reserve))
 
     def _made(self, source: PictureSource, held: _Held) -> Any:
-        """The picture of a source that is here, or the video."""
-        if source.kind == "video":
-            return _video(source, held)
+        """The picture or the video of a source that is here."""
+        if source.has_frames:
+            return _video_of_frames(source, held)
+        if source.image is not None and source.kind == "video":
+            return _given_video(source)
         if source.image is not None:
             size = getattr(source.image, "size", None)
             if isinstance(size, tuple) and len(size) == 2:
@@ -121,7 +131,13 @@ class PictureLoader:
         else:
             message = f"{source.name} must be a data:, http:, https: or file: URL, got {shown(source.scheme)}"
             raise VLLMValidationError(message, source.name)
-        return held.made(source.name, lambda reserve: decoded(source.name, data, reserve))
+        return held.made(source.name, lambda reserve: self._read(source, data, reserve))
+
+    def _read(self, source: PictureSource, data: bytes, reserve: Callable[[int], None]) -> Any:
+        """The picture or the video in a file."""
+        if source.kind == "video":
+            return film(source.name, data, reserve, self._film_frames)
+        return decoded(source.name, data, reserve)
 
 
 def with_pictures(
@@ -147,17 +163,15 @@ def _uuids(sources: Sequence[PictureSource]) -> tuple[str | None, ...]:
     return tuple(each.uuid for each in sources)
 
 
-def _video(source: PictureSource, held: _Held) -> Any:
-    """The video of a source; None: it is known by its uuid."""
-    if source.image is not None:
-        given = as_videos(source.image)
-        if len(given) != 1:
-            raise VLLMValidationError(
-                f"{source.name} must be one video, got {len(given)}: each is its own part", source.name
-            )
-        return given[0]
-    if source.url is None:
-        return None
+def _given_video(source: PictureSource) -> Any:
+    given = as_videos(source.image)
+    if len(given) != 1:
+        message = f"{source.name} must be one video, got {len(given)}: each is its own part"
+        raise VLLMValidationError(message, source.name)
+    return given[0]
+
+
+def _video_of_frames(source: PictureSource, held: _Held) -> GivenVideo:
     files = source.inline_frames()
 
     def frame(data: bytes) -> Any:

@@ -43,20 +43,20 @@ class PictureSource:
         scheme, mark, _ = (self.url or "").partition(":")
         return scheme.strip().lower() if mark else ""
 
+    @property
+    def has_frames(self) -> bool:
+        """Whether it is a video whose frames are files of their own: data:video/jpeg;base64,FRAME,FRAME..."""
+        head = (self.url or "").partition(",")[0]
+        kind, *options = (option.strip().lower() for option in head.strip()[len("data:") :].split(";"))
+        return self.kind == "video" and self.scheme == "data" and kind == "video/jpeg" and "base64" in options
+
     def inline_frames(self) -> list[bytes]:
-        """The files of a video's frames, which the request itself has.
+        """The files of the frames of a video that `has_frames`.
 
         Raises:
-            VLLMValidationError: it is another video, of which nothing here makes frames, or not base64.
+            VLLMValidationError: they are too many, or not base64.
         """
-        head, comma, text = (self.url or "").partition(",")
-        kind, *options = (option.strip().lower() for option in head.strip()[len("data:") :].split(";"))
-        if self.scheme != "data" or kind != "video/jpeg" or not comma or "base64" not in options:
-            message = (
-                f"{self.name} must be a video's frames, data:video/jpeg;base64,FRAME,FRAME...: other videos are not "
-                "decoded here; make frames of them (with PyAV or OpenCV, say)"
-            )
-            raise VLLMValidationError(message, self.name)
+        text = (self.url or "").partition(",")[2]
         frames = (unquote(text) if "%" in text else text).split(",")
         if len(frames) > MAX_FRAMES:
             message = f"{self.name} has {len(frames)} frames; a video has at most {MAX_FRAMES}: send some of them"
@@ -67,7 +67,7 @@ class PictureSource:
         """The file that the request itself has.
 
         Raises:
-            VLLMValidationError: it is no picture's data URL, or not base64.
+            VLLMValidationError: it is no data URL of such a file, or not base64.
         """
         if self.data is not None:
             return base64_bytes(self.name, self.data)
@@ -75,9 +75,9 @@ class PictureSource:
         head, comma, text = self.url.partition(",")
         kind, *options = head.strip()[len("data:") :].split(";")
         if not comma or "base64" not in (option.strip().lower() for option in options):
-            message = f"{self.name} must be a data URL in base64, such as data:image/png;base64,iVBORw0..."
-            raise VLLMValidationError(message, self.name)
-        check_media_type(self.name, kind)
+            example = "data:video/mp4;base64,AAAA..." if self.kind == "video" else "data:image/png;base64,iVBORw0..."
+            raise VLLMValidationError(f"{self.name} must be a data URL in base64, such as {example}", self.name)
+        check_media_type(self.name, kind, self.kind)
         return base64_bytes(self.name, unquote(text) if "%" in text else text)
 
 
@@ -99,8 +99,9 @@ def base64_bytes(name: str, text: Any) -> bytes:
     return data
 
 
-def check_media_type(name: str, kind: str) -> None:
-    """Raises VLLMValidationError where the type says that it is no picture; which it is, its bytes say."""
+def check_media_type(name: str, kind: str, medium: str = "image") -> None:
+    """Raises VLLMValidationError where the type says that it is no picture, or no video; which it is, its bytes say."""
     kind = kind.strip().lower()
-    if kind and not kind.startswith("image/") and kind != "application/octet-stream":
-        raise VLLMValidationError(f"{name} must be a picture, got one of type {shown(kind)}", name, kind)
+    if kind and not kind.startswith(f"{medium}/") and kind != "application/octet-stream":
+        what = "video" if medium == "video" else "picture"
+        raise VLLMValidationError(f"{name} must be a {what}, got one of type {shown(kind)}", name, kind)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -45,23 +45,31 @@ class JinaRobertaModel(EncoderForPooling):
     def __init__(self, config: HFConfig, max_model_len: int) -> None:
         super().__init__(config, max_model_len)
         self._adapter, self._scale = _adapter_of(config)
+        self._waiting: dict[str, dict[str, Tensor]] = {}  # of weights and their adapters, what has come
+
+    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> set[str]:
+        """As WeightUpdater.update, of the checkpoint's tensors; a weight is taken once its adapters are there, too."""
+        taken: set[str] = super().load_weights(self._converted(weights))
+        return taken
 
     def convert_checkpoint(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """The tensors, with the task's adapters added to what they adapt."""
-        waiting: dict[str, dict[str, Tensor]] = {}
+        yield from self._converted(tensors)
+        for base in self._waiting:
+            raise ValueError(f"weight {base}{_ADAPTED}original and its adapters are not all there")
+
+    def _converted(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in tensors:
             base, _, part = name.partition(_ADAPTED)
             if part not in _PARTS:
                 yield name, tensor
                 continue
             # Only one task's adapters are kept.
-            parts = waiting.setdefault(base, {})
+            parts = self._waiting.setdefault(base, {})
             parts[part] = tensor if part == "original" else tensor[self._adapter].float()
             if len(parts) == len(_PARTS):
-                del waiting[base]
+                del self._waiting[base]
                 yield f"{base}.weight", self._adapted(base, *(parts[each] for each in _PARTS))
-        for base in waiting:
-            raise ValueError(f"weight {base}{_ADAPTED}original and its adapters are not all there")
 
     def _adapted(self, name: str, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Embeddings have A [rows, rank] and B [rank, size], linear layers B [outputs, rank] and A [rank, inputs]."""

@@ -188,7 +188,8 @@ class PictureProcessor(_KeptPictures):
         self._latest_options: tuple[str, dict[str, Any]] = ("", {})
         self._row_width = self.family.parts_of_a_row * model_config.input_embedding_size
         self._dtype = model_config.dtype
-        self._placeholder: str = self._processor.image_token
+        # Some have a word of their own for a picture, beside the one for a row.
+        self._placeholder: str = getattr(self._processor, "image_placeholder_token", self._processor.image_token)
         # The words that stand for items in a prompt, by kind.
         self._words: dict[str, str] = {"image": self._placeholder}
         if self.family.reads_videos:
@@ -253,7 +254,7 @@ class PictureProcessor(_KeptPictures):
         merged = self._merged(options, known_as)
         if image.mode != "RGB" and not getattr(self._processor.image_processor, "do_convert_rgb", False):
             image = image.convert("RGB")
-        images, *_ = self._processor.prepare_inputs_layout(images=[image], **options)
+        images, *_ = self._processor.prepare_inputs_layout(images=[image], **merged)
         # Some options of a whole processor are about pictures, too.
         own = {name: merged[name] for name in self._further_options if name in merged}
         data, (text,) = self._processor._process_images(images, **own, **merged["images_kwargs"])
@@ -403,7 +404,8 @@ class PictureProcessor(_KeptPictures):
         if not count:
             return text
         blank = Image.new("RGB", (8, 8))
-        (found,) = self._processor.prepare_inputs_layout(images=[blank] * count, text=[text])[1]
+        merged = self._merged(self._defaults, json.dumps(self._defaults, sort_keys=True, default=str))
+        (found,) = self._processor.prepare_inputs_layout(images=[blank] * count, text=[text], **merged)[1]
         return str(found)
 
     def expand_ids(self, ids: Sequence[int], pictures: Sequence[Processed]) -> tuple[list[int], list[Processed]]:

@@ -86,7 +86,7 @@ class Embedder(EngineScorer):
         super().__init__(llm, images)
         config = self._config
         if "embed" not in config.pooling_tasks:
-            raise CliError(f"{self.model_name} does not embed")
+            raise CliError(f"{self.model_name} does not embed (a model that generates does with --convert embed)")
         if self._tokenizer is None:
             raise CliError("--skip-tokenizer-init: texts cannot be embedded without a tokenizer")
         self._longest = config.max_embed_len

@@ -68,6 +68,7 @@ def note(folder: Path, name: str) -> None:
             return
         known[program()] = name
         temporary = folder / f"{_STARTS}.{os.getpid()}"
+        temporary.touch(0o600)
         temporary.write_text(json.dumps(dict(list(known.items())[-_MOST:])))
         os.replace(temporary, folder / _STARTS)
 

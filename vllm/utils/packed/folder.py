@@ -121,7 +121,7 @@ class PackedFolder:
         if self._bound_gib is not None:
             bound = self._bound_gib * 2**30
         if size > bound:
-            raise OSError(f"they take more than {bound / 2**30:.1f} GiB, the bound of {self.path}")
+            raise OSError(f"they take more than {bound / 2**30:.2f} GiB, the bound of {self.path}")
         free = usage.free
         while ours + size > bound or free - (size - written) < _KEPT_FREE * usage.total:
             if not others:

@@ -114,7 +114,8 @@ class InputProcessor:
     def picture_loader(self) -> PictureLoader:
         """For what requests describe; see MediaAccess."""
         most = self.model_config.max_media
-        return PictureLoader(self.model_config.media_access, most["image"], most["video"])
+        config = self.model_config
+        return PictureLoader(config.media_access, most["image"], most["video"], config.film_frames)
 
     @property
     def picture_text(self) -> str | None:

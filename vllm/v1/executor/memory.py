@@ -127,13 +127,12 @@ def kv_block_bytes(config: VllmConfig, caches: list[KVCacheSpec]) -> int:
     return width * config.cache_config.block_size * getattr(torch, config.kv_cache_dtype).itemsize
 
 
-def host_block_count(config: VllmConfig, block_bytes: int, available_bytes: int) -> int:
-    """How many host blocks of `block_bytes` a rank gets by `swap_space`. ValueError: all ranks and replicas together
-    need more than `available_bytes`, or swap_space is below one block."""
-    cache, parallel = config.cache_config, config.parallel_config
+def host_block_count(config: VllmConfig, block_bytes: int, available_bytes: int, num_devices: int) -> int:
+    """How many host blocks of `block_bytes` a rank gets by `swap_space`. ValueError: the `num_devices` ranks of all
+    replicas on the host together need more than `available_bytes`, or swap_space is below one block."""
+    cache = config.cache_config
     if not cache.swap_space or not cache.enable_prefix_caching or not block_bytes:
         return 0
-    num_devices = parallel.world_size * parallel.data_parallel_size
     asked_gib, available_gib = num_devices * cache.swap_space, available_bytes / 2**30
     if asked_gib > available_gib:
         raise ValueError(

@@ -95,6 +95,7 @@ class MultiprocExecutor:
     host = "127.0.0.1"  # this machine's address, where the ranks meet
     _links: Links | None = None
     _ends: StageEnds = ONLY
+    _num_here: int | None = None  # see Worker
     _link_seconds: float | None = None  # see WorkerMonitor
 
     def __init__(self, config: VllmConfig, use_tqdm: bool = False) -> None:
@@ -120,7 +121,7 @@ class MultiprocExecutor:
                 self.group = join_group(own_store, 0, world_size, worker_device(config, 0), self.host, custom)
             self._stage = Stage(self._ends, self.group)
             self._monitor.group, self._monitor.stage = self.group, self._stage
-            self.worker = make_worker(config, self.group, self._stage)
+            self.worker = make_worker(config, self.group, self._stage, self._num_here)
             # Upstream's name; callers delete it when they are done.
             self.driver_worker = self.worker
             with self._planned(config, world_size) as plans:
@@ -230,7 +231,9 @@ class MultiprocExecutor:
         stand_ins = (_OnRankZero,) * len(config.model_config.logits_processors)
         config = replace(config, model_config=replace(config.model_config, logits_processors=stand_ins))
         return [
-            LocalWorker(WorkerStart(config, rank, world_size, store, self.host, os.getpid(), links[rank], ends[rank]))
+            LocalWorker(
+                WorkerStart(config, rank, world_size, store, self.host, len(ends), os.getpid(), links[rank], ends[rank])
+            )
             for rank in range(1, len(ends))
         ]
 

@@ -47,8 +47,8 @@ _TCP_USER_TIMEOUT = getattr(socket, "TCP_USER_TIMEOUT", 18)
 class RayExecutor(MultiprocExecutor):
     """A MultiprocExecutor whose further workers are actors of a Ray cluster (the one that this process is connected to,
     else that of RAY_ADDRESS, else a new one on this machine), on as few nodes as can hold them, this one first. A
-    placement group keeps a bundle for each rank: one GPU, or as many CPUs as there is room for. It is the
-    configuration's or the one that the caller runs in, where that has a bundle for each rank.
+    placement group keeps a bundle for each rank or, of several stages, for those of each: one GPU a rank, or as many
+    CPUs as there is room for. It is the configuration's or the one that the caller runs in, where that has as many.
     ConnectionError: no cluster at RAY_ADDRESS; ValueError: no room there.
     """
 
@@ -73,24 +73,32 @@ class RayExecutor(MultiprocExecutor):
 
     def _start_workers(self, config: VllmConfig, store_port: int) -> Sequence[WorkerHandle]:
         world_size, width = config.parallel_config.world_size, config.parallel_config.tensor_parallel_size
+        num_stages = world_size // width
+        together = width if num_stages > 1 else 1
         on_gpus = config.device_config.device == "cuda"
-        bundle = {"GPU": 1.0, "CPU": 1.0} if on_gpus else {"CPU": float(cpus_for_each(world_size))}
+        own = {"GPU": 1.0, "CPU": 1.0} if on_gpus else {"CPU": 0.0}  # of a rank
         bundles = config.parallel_config.placement_group or current_placement_group()
-        if bundles is not None and bundles.bundle_count >= world_size:
+        if bundles is not None and bundles.bundle_count >= world_size // together:
             # Its CPUs are the caller's to count: the actor that this process belongs to may have one of them.
-            bundle = {**bundle, "CPU": 0.0}
+            own = {**own, "CPU": 0.0}
+            together = 1 if bundles.bundle_count >= world_size else together
         else:
+            if not on_gpus:
+                own = {"CPU": float(cpus_for_each(world_size, together=together))}
+            bundle, count = {kind: together * amount for kind, amount in own.items()}, world_size // together
             # Rank 0's bundle, on this node, reserves what this process uses.
-            selector = _places(world_size, width, bundle)
-            bundles = placement_group([bundle] * world_size, "PACK", bundle_label_selector=selector)
+            here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
+            bundles = placement_group([bundle] * count, "PACK", bundle_label_selector=[here, *[{}] * (count - 1)])
             self._release = weakref.finalize(self, _remove, bundles)
         if not bundles.wait(_ROOM_SECONDS):
-            problem = f"the cluster had no room for {world_size} times {bundle} within {_ROOM_SECONDS:.0f} s"
+            specs = " and ".join(map(str, bundles.bundle_specs))
+            problem = f"the cluster had no room for {specs} within {_ROOM_SECONDS:.0f} s"
             raise ValueError(f"distributed_executor_backend='ray': {problem}; it has {ray.available_resources()}")
         if on_gpus:
             _check_own_gpu(bundles)
-        num_stages = world_size // width
-        rooms = _rooms(_nodes_of(bundles, world_size), node_memory(), width) if num_stages > 1 else ()
+        nodes = _nodes_of(bundles, world_size, together)
+        self._num_here = nodes.count(nodes[0])
+        rooms = _rooms(nodes, node_memory(), width) if num_stages > 1 else ()
         key = secrets.token_bytes(_KEY_BYTES)
         store = (self.host, store_port)
         workers: dict[int, RayWorker] = {}
@@ -99,8 +107,10 @@ class RayExecutor(MultiprocExecutor):
                 self._ends = StageEnds(num_stages - 1, num_stages, rooms=rooms)
                 for rank in range(1, world_size):
                     ends = replace(self._ends, index=num_stages - 1 - rank // width)
-                    start = WorkerStart(config, rank, width, store, self.host, None, None, ends)
-                    workers[rank] = RayWorker(start, bundles, bundle, server.getsockname()[:2], key)
+                    num_here = nodes.count(nodes[rank])
+                    start = WorkerStart(config, rank, width, store, self.host, num_here, None, None, ends)
+                    place = PlacementGroupSchedulingStrategy(bundles, rank // together)
+                    workers[rank] = RayWorker(start, place, own, server.getsockname()[:2], key)
                 _connect_all(workers, server, key)
             except BaseException:
                 for worker in workers.values():
@@ -110,7 +120,7 @@ class RayExecutor(MultiprocExecutor):
 
 
 class RayStagesExecutor(StagesExecutor, RayExecutor):
-    """A StagesExecutor over actors: a bundle for each rank of each stage, those of a stage on one node."""
+    """A StagesExecutor over actors: a bundle for each stage, so that its ranks are on one node."""
 
 
 class RayWorker:
@@ -121,19 +131,18 @@ class RayWorker:
     def __init__(
         self,
         start: WorkerStart,
-        bundles: PlacementGroup,
-        bundle: dict[str, float],
+        place: PlacementGroupSchedulingStrategy,
+        resources: dict[str, float],
         address: tuple[str, int],
         key: bytes,
     ) -> None:
         self.rank = start.rank
-        place = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=start.rank)
-        # Ray sets OMP_NUM_THREADS to the bundle's CPUs unless it is given.
+        # Ray sets OMP_NUM_THREADS to the actor's CPUs unless it is given.
         names = [name for name in os.environ if name.startswith("VLLM_") or name == "OMP_NUM_THREADS"]
         environment = {name: os.environ[name] for name in names}
         self._actor = _WorkerActor.options(  # type: ignore[attr-defined]
-            num_cpus=bundle["CPU"],
-            num_gpus=bundle.get("GPU", 0),
+            num_cpus=resources["CPU"],
+            num_gpus=resources.get("GPU", 0),
             scheduling_strategy=place,
             runtime_env={"env_vars": environment},
         ).remote()
@@ -176,38 +185,10 @@ class _WorkerActor:
         return WorkerProcess(connection, replace(start, address=node_address())).run()
 
 
-def _places(world_size: int, width: int, bundle: dict[str, float]) -> list[dict[str, str]]:
-    """Where the bundles of all ranks have to be: rank 0's on this node and, where there are several stages, the `width`
-    ranks of each on one.
-
-    Raises:
-        ValueError: no node can hold a stage.
-    """
-    here = ray.get_runtime_context().get_node_id()
-    if width == 1 or width == world_size:
-        return [_on(here), *[{}] * (world_size - 1)]
-    nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-    rooms = {
-        name: min(int(resources.get(kind, 0) // count) for kind, count in bundle.items())
-        for name, resources in nodes.items()
-    }
-    places: list[dict[str, str]] = []
-    for _ in range(world_size // width):
-        name = max(rooms, key=lambda each: (rooms[each] >= width, each == here, rooms[each]))
-        if rooms[name] < width or (not places and name != here):
-            raise ValueError(
-                f"distributed_executor_backend='ray': a stage's tensor_parallel_size={width} ranks of {bundle} have to "
-                "be on one node, the last stage's on this one, and the cluster has no room for that"
-            )
-        rooms[name] -= width
-        places += [_on(name)] * width
-    return places
-
-
-def _nodes_of(bundles: PlacementGroup, world_size: int) -> list[str]:
-    """The node of each rank."""
+def _nodes_of(bundles: PlacementGroup, world_size: int, together: int) -> list[str]:
+    """The node of each rank, of which a bundle has so many."""
     nodes = placement_group_table(bundles)["bundles_to_node_id"]
-    return [nodes[rank] for rank in range(world_size)]
+    return [nodes[rank // together] for rank in range(world_size)]
 
 
 def _rooms(nodes: Sequence[str], memory: Mapping[str, float], width: int) -> tuple[float, ...]:
@@ -215,10 +196,6 @@ def _rooms(nodes: Sequence[str], memory: Mapping[str, float], width: int) -> tup
     the last stage's; they share what their node has. `memory`: bytes, by node."""
     shares = [memory[node] / nodes.count(node) for node in nodes]
     return tuple(min(shares[first : first + width]) for first in range(0, len(nodes), width))[::-1]
-
-
-def _on(node_id: str) -> dict[str, str]:
-    return {"ray.io/node-id": node_id}
 
 
 @ray.remote(num_cpus=0, num_gpus=1)

@@ -57,16 +57,23 @@ _CPU_CACHE_FRACTION = 0.5
 
 class Worker:
     """Runs one device's share of a model; `group` holds the ranks that share its layers, `stage` says which of the
-    model's these are."""
+    model's these are. `num_here` ranks share the machine's memory; None: all do."""
 
-    def __init__(self, vllm_config: VllmConfig, group: Communicator = ALONE, stage: Stage = WHOLE) -> None:
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        group: Communicator = ALONE,
+        stage: Stage = WHOLE,
+        num_here: int | None = None,
+    ) -> None:
         config = self.config = self.vllm_config = vllm_config
         # Extensions of callers read these.
         self.model_config, self.parallel_config = config.model_config, config.parallel_config
         self.cache_config, self.scheduler_config = config.cache_config, config.scheduler_config
         self.group, self.stage = group, stage
+        self._num_here = num_here or self.parallel_config.world_size
         if stage.is_last and config.speculative_config is not None:
-            stage.embeds |= config.speculative_config.method in ("mtp", "eagle")
+            stage.embeds |= config.speculative_config.method in ("mtp", "eagle", "eagle3")
         # The last stage has the first ranks: it samples, in the caller's process.
         self.rank = self.local_rank = (stage.size - 1 - stage.index) * group.world_size + group.rank
         self.device = worker_device(config, group.rank)
@@ -167,7 +174,8 @@ class Worker:
         if not self._has_cache:
             return 0
         block_bytes = self._kv_block_bytes() + sum(guest.host_block_bytes for guest in self.model_runner.guests)
-        return memory.host_block_count(self.config, block_bytes, available_bytes())
+        num_devices = self._num_here * self.parallel_config.data_parallel_size
+        return memory.host_block_count(self.config, block_bytes, available_bytes(), num_devices)
 
     @property
     def _has_cache(self) -> bool:
@@ -430,13 +438,12 @@ class Worker:
             profiler.export_chrome_trace(os.path.join(folder, name))
 
     def _cpu_cache_bytes(self) -> int:
-        world_size = self.config.parallel_config.world_size  # the ranks share the host's memory
         asked = envs.cpu_kvcache_space_bytes()
         if asked is not None:
-            return asked // world_size
-        free = max(available_bytes() - world_size * self.model_runner.max_logits_bytes(), 0)
+            return asked // self._num_here
+        free = max(available_bytes() - self._num_here * self.model_runner.max_logits_bytes(), 0)
         share = _CPU_CACHE_FRACTION / self.config.parallel_config.data_parallel_size
-        return min(_CPU_CACHE_LIMIT_BYTES, int(free * share)) // world_size
+        return min(_CPU_CACHE_LIMIT_BYTES, int(free * share)) // self._num_here
 
     def _profile_memory(self) -> memory.MemoryProfile:
         assert self._memory_at_start is not None
@@ -476,7 +483,9 @@ def _share_loading(model: Any, loads: Sequence[Callable[[Any], None]]) -> None:
     model.load_weights = load_weights
 
 
-def make_worker(config: VllmConfig, group: Communicator = ALONE, stage: Stage = WHOLE) -> Worker:
+def make_worker(
+    config: VllmConfig, group: Communicator = ALONE, stage: Stage = WHOLE, num_here: int | None = None
+) -> Worker:
     """A worker, which also has the methods of `worker_extension_cls`. Runs the general plug-ins first.
 
     Raises:
@@ -485,7 +494,7 @@ def make_worker(config: VllmConfig, group: Communicator = ALONE, stage: Stage = 
     load_general_plugins()
     extension = config.parallel_config.worker_extension_cls
     if not extension:
-        return Worker(config, group, stage)
+        return Worker(config, group, stage, num_here)
     if isinstance(extension, str):
         module_name, _, class_name = extension.replace(":", ".").rpartition(".")
         try:
@@ -498,7 +507,8 @@ def make_worker(config: VllmConfig, group: Communicator = ALONE, stage: Stage = 
         if not name.startswith("__") and hasattr(Worker, name):
             raise ValueError(f"worker_extension_cls: {extension.__name__}.{name} would hide the worker's own {name}")
     # By name, as upstream does: an extension may have a __new__ that looks at the configuration.
-    return type("ExtendedWorker", (Worker, extension), {})(vllm_config=config, group=group, stage=stage)
+    kind = type("ExtendedWorker", (Worker, extension), {})
+    return kind(vllm_config=config, group=group, stage=stage, num_here=num_here)
 
 
 def call_worker(worker: Worker, method: str | Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:

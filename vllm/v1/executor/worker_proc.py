@@ -44,6 +44,7 @@ class WorkerStart:
     world_size: int  # ranks of its stage: rank r is number r % world_size there
     store: tuple[str, int]  # host and port of the store through which the ranks connect
     address: str  # of the worker's machine, where it listens for other ranks
+    num_here: int  # ranks on that machine
     parent_pid: int | None  # the process with which it ends, if that is on its machine
     links: Links | None = None  # shared memory between the stage's ranks, in place of the store
     ends: StageEnds = ONLY  # its stage, with connections to this rank's number in its neighbours
@@ -128,7 +129,7 @@ class WorkerProcess:
             of_stage = dist.PrefixStore(start.store_prefix, own_store)
             custom = not start.config.parallel_config.disable_custom_all_reduce
             self._group = join_group(of_stage, start.number, start.world_size, device, start.address, custom)
-        return make_worker(start.config, self._group, Stage(ends, self._group))
+        return make_worker(start.config, self._group, Stage(ends, self._group), start.num_here)
 
     def _obey(self, worker: Worker, message: bytes) -> None:
         self._call_began = time.monotonic()

@@ -134,9 +134,11 @@ def uses_store(config: VllmConfig) -> bool:
 
 def stage_guests(runner: Any) -> Sequence[RunnerGuest]:
     """The guests of a StageRunner, in their order: those that concern layers and what these keep."""
+    from vllm.v1.features.drafts.layers import keep_streams
     from vllm.v1.features.stages.runner import TokensOfSteps
 
     config: VllmConfig = runner.vllm_config
+    keep_streams(config, runner.model)
     guests: list[RunnerGuest] = [TokensOfSteps(runner)]
     if state_layers(runner.model):
         from vllm.v1.features.states.runner import States

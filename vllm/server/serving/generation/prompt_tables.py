@@ -96,7 +96,8 @@ class TableReply:
         self._check(params, num_prompts)
         streams = params.output_kind is RequestOutputKind.DELTA
         if self.body_type is not None:
-            others = {"stream": streams, "n": params.num_sequences > 1, **others}
+            transfers = bool((params.extra_args or {}).get("kv_transfer_params"))
+            others = {"stream": streams, "n": params.num_sequences > 1, "kv_transfer_params": transfers, **others}
             if params.max_tokens != 0:
                 message = f"max_tokens must be 0: an answer in {self.body_type} has the prompt's readings alone"
                 raise ApiError(400, message, "max_tokens", "invalid_value")

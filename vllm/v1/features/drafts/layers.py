@@ -46,9 +46,16 @@ def load_layers(config: VllmConfig, target: Any, device: torch.device) -> tuple[
     folder = Path(own.path)
     names = tensor_files(shard_files(folder))
     head: Any = get_model(own, device, part=partial(EagleHead, folder, speculative.method == "eagle3", set(names)))
-    if head.takes_streams:
-        decoder.kept_streams = stream_layers(folder, len(decoder.layers))
+    keep_streams(config, target)
     return head, own
+
+
+def keep_streams(config: VllmConfig, target: Any) -> None:
+    """Have the target, or a stage of it, keep the streams that the configured layers take, if they take any."""
+    speculative = config.speculative_config
+    if speculative is not None and speculative.method == "eagle3":
+        folder, decoder = Path(speculative.draft_model_config.path), target.model
+        decoder.kept_streams = stream_layers(folder, len(decoder.layers))
 
 
 def num_prediction_layers(config: ModelConfig, model_class: type) -> int:

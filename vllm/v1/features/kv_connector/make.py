@@ -8,14 +8,14 @@ from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.v1.features.kv_connector.runner import ConnectedLayers
-from vllm.v1.features.kv_connector.scheduler import Connections, Side, StepMessage
+from vllm.v1.features.kv_connector.scheduler import Connections, RankAnswers, Side, StepMessage
 
 
 def make_connections(config: VllmConfig, call: Callable[[Any, tuple], Any], scheduler: Any) -> Connections:
     """ValueError: the model keeps what a connector does not see."""
     worker = Side(
-        lambda: call(_take_answer, ())[0],
-        lambda message: call(_run_empty, (message,))[0],
+        lambda: RankAnswers(call(_take_answer, ())),
+        lambda message: RankAnswers(call(_run_empty, (message,))),
         partial(call, _shut_down, ()),
     )
     return Connections(config, scheduler, call(_layer_names, ())[0], worker)

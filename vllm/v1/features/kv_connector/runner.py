@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import pickle
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from vllm.distributed.parallel_state import tensor_parallel
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.features.kv_connector.base import (
     KVCacheDescription,
@@ -16,10 +19,12 @@ from vllm.v1.features.kv_connector.base import (
     KVConnectorRole,
 )
 from vllm.v1.features.kv_connector.factory import KVConnectorFactory
-from vllm.v1.features.kv_connector.scheduler import LostStep, StepMessage
+from vllm.v1.features.kv_connector.scheduler import LostStep, RankAnswers, StepMessage
 from vllm.v1.features.kv_connector.views import ConnectorContext, LayerCache, StepAttention
 from vllm.v1.worker.gpu.guests import CacheSizes, Completion, RunnerGuest, StepOutcome
 from vllm.v1.worker.gpu.input_batch import InputBatch
+
+Answer = TypeVar("Answer")
 
 
 class ConnectedLayers(RunnerGuest):
@@ -31,7 +36,8 @@ class ConnectedLayers(RunnerGuest):
         self._connector: KVConnectorBase_V1 | None = None
         self._layers: dict[str, Tensor] = {}
         self._attention: dict[str, StepAttention] = {}
-        self._answer = KVConnectorOutput()
+        self._answer = KVConnectorOutput()  # since it was last taken
+        self._answers = RankAnswers([])  # of the step
         self._is_lost = False
         self._recomputes = runner.vllm_config.kv_transfer_config.recomputes
 
@@ -53,7 +59,9 @@ class ConnectedLayers(RunnerGuest):
             group = KVCacheGroup(self.layer_names, self._runner.block_size)
             described = KVCacheDescription(sizes.num_blocks, [group])
             config = self._runner.vllm_config
-            self._connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, described)
+            # Its class may ask for the rank.
+            with tensor_parallel(self._runner.group):
+                self._connector = KVConnectorFactory.create_connector(config, KVConnectorRole.WORKER, described)
         self._connector.register_kv_caches(dict(self._layers))
 
     def begin(self, step: SchedulerOutput) -> None:
@@ -89,19 +97,31 @@ class ConnectedLayers(RunnerGuest):
         for name in self._layers:
             self._connector.wait_for_layer_load(name)
         self._is_lost = False
-        self._check_loads(message, self._take_failed())
+        self._check_loads(message, self._of_ranks(self._take_failed()))
 
     def _take_failed(self) -> set[int]:
-        """Blocks that could not be loaded since the last call."""
+        """Blocks that could not be loaded since the last call, here."""
         assert self._connector is not None
         failed = self._connector.get_block_ids_with_load_errors()
         self._answer.invalid_block_ids |= failed
         return failed
 
-    def _check_loads(self, message: StepMessage, failed: set[int]) -> None:
-        """RuntimeError: blocks that the step reads could not be loaded, and are not to be computed."""
+    def _of_ranks(self, own: Answer) -> list[Answer]:
+        """Every rank gets what each has to say: a step goes on alike on all."""
+        group = self._runner.group
+        if group.world_size == 1:
+            return [own]
+        data = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
+        sizes = group.all_gather(torch.tensor([len(data)])).flatten().tolist()
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(data)] = data
+        rows = group.all_gather(padded)
+        return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+    def _check_loads(self, message: StepMessage, failed: Sequence[set[int]]) -> None:
+        """RuntimeError: blocks that the step reads could not be loaded on some rank, and are not to be computed."""
         # Requests that were scheduled meanwhile may share them, so none of the step's can go on.
-        lost = failed - message.loading
+        lost = set().union(*failed) - message.loading
         if lost and not self._recomputes:
             raise RuntimeError(
                 f"kv_connector {type(self._connector).__name__} could not load the blocks {sorted(lost)}; the "
@@ -121,7 +141,10 @@ class ConnectedLayers(RunnerGuest):
         for name, cache in self._layers.items():
             self._connector.save_kv_layer(name, cache, self._attention[name])
         self._connector.wait_for_save()
-        self._check_loads(message, self._end(message))
+        failed = self._end(message)
+        answers, all_failed = zip(*self._of_ranks((self.take_answer(), failed)), strict=True)
+        self._answers = RankAnswers(list(answers))
+        self._check_loads(message, all_failed)
 
     def _end(self, message: StepMessage) -> set[int]:
         """Ask what has finished; returns the blocks that could not be loaded."""
@@ -142,10 +165,11 @@ class ConnectedLayers(RunnerGuest):
     def after_sample(self, batch: InputBatch, hidden: Tensor) -> Completion | None:
         if self._connector is None:
             return None
-        answer, is_lost = self.take_answer(), self._is_lost
+        answers, is_lost = self._answers, self._is_lost
+        self._answers = RankAnswers([])
 
         def complete(outcome: StepOutcome) -> None:
-            outcome.output.parts.add(answer)
+            outcome.output.parts.add(answers)
             if is_lost:
                 outcome.output.parts.add(LostStep())
                 outcome.unsound.update(batch.req_ids)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -11,6 +13,7 @@ from typing import Any, NamedTuple
 from vllm.config import VllmConfig
 from vllm.logger import init_logger, warn_once
 from vllm.v1.core.block_pool import extend_block_hashes
+from vllm.v1.core.content_names import ContentNames
 from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.features.kv_connector.base import (
@@ -22,15 +25,16 @@ from vllm.v1.features.kv_connector.base import (
     SupportsHMA,
 )
 from vllm.v1.features.kv_connector.factory import KVConnectorFactory
-from vllm.v1.features.kv_connector.views import ConnectorBlocks, request_view, step_view
+from vllm.v1.features.kv_connector.views import ConnectorBlocks, ConnectorRequest, request_view, step_view
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 logger = init_logger(__name__)
 
-# How long an engine that has nothing else to do waits before it asks a connector again, in seconds.
-_PATIENCE = 0.002
+# How long an engine that has nothing else to do waits before it asks a connector again, in seconds: first so long, and
+# each time in which it hears nothing twice as long, up to the longest.
+_PATIENCE, _LONGEST_PATIENCE = 0.001, 0.02
 # How long what it has begun may take before the cache is emptied or freed.
 _END_SECONDS = 60.0
 
@@ -58,12 +62,18 @@ class Load:
     failed: set[int] = field(default_factory=set)  # blocks that could not be loaded, as far as is known
 
 
+class RankAnswers(NamedTuple):
+    """The answers of the connectors of all ranks, in their order."""
+
+    of_ranks: list[KVConnectorOutput]
+
+
 class Side(NamedTuple):
     """Calls of the worker's side: what it has said since the last call, the same after it has done what a step without
     tokens does, and its end."""
 
-    take_answer: Callable[[], KVConnectorOutput]
-    run_empty: Callable[[StepMessage], KVConnectorOutput]
+    take_answer: Callable[[], RankAnswers]
+    run_empty: Callable[[StepMessage], RankAnswers]
     shut_down: Callable[[], Any]
 
 
@@ -99,6 +109,12 @@ class Connections(SchedulerGuest):
         self._offered: dict[bytes, int] = {}
         self._num_brought = 0
         self._num_queried = self._num_hit = self._num_loaded = 0
+        # A request adds to these when it is admitted: so much, while its step has no results.
+        self._counted: dict[str, tuple[int, int, int]] = {}
+        self._patience = _PATIENCE
+        self._content = ContentNames(self._block_size)
+        # How many ranks have sent, and received, what a request has.
+        self._num_sent, self._num_received = Counter[str](), Counter[str]()
         self._is_off = False
 
     # -- requests -----------------------------------------------------------------------------------------------------
@@ -128,21 +144,24 @@ class Connections(SchedulerGuest):
             else:
                 self._loaded.append((request, None))
         found, self._loaded = self._loaded, []
-        if not found and (is_idle or is_empty) and (self._undecided or self.transfers()):
-            time.sleep(_PATIENCE)
+        if found or not (is_idle or is_empty):
+            self._patience = _PATIENCE
+        elif self._undecided or self.transfers():
+            time.sleep(self._patience)
+            self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
         return found
 
     def _matched(self, request: Request) -> tuple[int | None, bool, int]:
         """The number of tokens that the connector has after the cached blocks (None: it cannot tell yet), whether it
         would load them between steps, and the number of cached blocks."""
         self._offered = {}
-        is_done = self._is_off or request.request_id in self._done
+        is_done = self._is_off or request.request_id in self._done or not self._content.has_name(request)
         # Final hidden states, which prompt logprobs need, are not carried.
         reads_prompt = request.next_prompt_row is not None
         if is_done or reads_prompt or request.sampling_params.skip_reading_prefix_cache:
             return 0, False, 0
         cached = self._kv.find_prefix(request).num_blocks
-        view = request_view(request)
+        view = self._view(request)
         count, is_async = self.connector.get_num_new_matched_tokens(view, cached * self._block_size)
         return count, is_async, cached
 
@@ -154,6 +173,9 @@ class Connections(SchedulerGuest):
             hashes = self._loadable(request, cached, count)[cached:]
             self._offered = {key: place for place, key in enumerate(hashes, 1)}
         return None
+
+    def _view(self, request: Request) -> ConnectorRequest:
+        return request_view(request, self._content)
 
     def _loadable(self, request: Request, cached: int, count: int) -> list[bytes]:
         """The content of the leading blocks that `count` tokens after the cached ones end. The last token is always
@@ -171,17 +193,23 @@ class Connections(SchedulerGuest):
         self._num_brought = max(self._num_brought, place)
         return True
 
+    def preempted(self, request: Request, step: SchedulerOutput) -> None:
+        self._content.begins_anew(request)
+
     def admitted(self, request: Request) -> None:
         num_tokens = self._num_brought * self._block_size
         self._offered, self._num_brought = {}, 0
         self._release(self._kept, request.request_id)
         if self._is_off:
             return
+        before = self._num_queried, self._num_loaded, self._num_hit
         if not request.num_preemptions:
             self._num_queried += request.num_tokens
         self._count(num_tokens // self._block_size, request)
+        after = self._num_queried, self._num_loaded, self._num_hit
+        self._counted[request.request_id] = tuple(map(operator.sub, after, before))
         blocks = ConnectorBlocks(self._kv.blocks_of(request.request_id))
-        self.connector.update_state_after_alloc(request_view(request), blocks, num_tokens)
+        self.connector.update_state_after_alloc(self._view(request), blocks, num_tokens)
 
     def _count(self, num_blocks: int, request: Request) -> None:
         self._num_loaded += num_blocks
@@ -191,24 +219,28 @@ class Connections(SchedulerGuest):
     def ended(self, request: Request) -> None:
         name = request.request_id
         self._done.discard(name)
+        self._counted.pop(name, None)
         self._release(self._kept, name)
         for waiting in (self._undecided, self._to_load):
             waiting.pop(name, None)
         self._loaded = [each for each in self._loaded if each[0] is not request]
         if self._is_off:
+            self._content.forget(request)
             return
         # An earlier request of this name may have been aborted.
         if (load := self._loads.get(name)) is not None and load.request is request:
             block_ids = load.blocks
         else:
             block_ids = self._kv.blocks_of(name)[0] if name in self._kv.owned else []
+        view = self._view(request)
         if isinstance(self.connector, SupportsHMA):
-            is_delayed, params = self.connector.request_finished_all_groups(request_view(request), (block_ids,))
+            is_delayed, params = self.connector.request_finished_all_groups(view, (block_ids,))
         else:
-            is_delayed, params = self.connector.request_finished(request_view(request), block_ids)
+            is_delayed, params = self.connector.request_finished(view, block_ids)
         if is_delayed and block_ids:
             self._kv.pool.share(block_ids)
             self._sending[name] = list(block_ids)
+        self._content.forget(request)
         if params:
             self._params[name] = dict(params)
 
@@ -251,7 +283,7 @@ class Connections(SchedulerGuest):
         blocks = [*cached_blocks, *pool.allocate(num_new)]
         self._loads[request.request_id] = Load(request, blocks, hashes, len(cached_blocks))
         view = ConnectorBlocks((blocks,))
-        self.connector.update_state_after_alloc(request_view(request), view, num_new * self._block_size)
+        self.connector.update_state_after_alloc(self._view(request), view, num_new * self._block_size)
 
     def _end_load(self, load: Load) -> None:
         name = load.request.request_id
@@ -276,8 +308,11 @@ class Connections(SchedulerGuest):
             "(kv_load_failure_policy='fail')"
         )
 
-    def _hear(self, answer: KVConnectorOutput) -> None:
+    def _hear(self, answers: RankAnswers) -> None:
         """Take what the worker's side has said."""
+        answer = self._of_all(answers.of_ranks)
+        if answer != KVConnectorOutput():
+            self._patience = _PATIENCE
         for each in self._loads.values():
             # A connector may tell of these in any step up to the one in which it names the request.
             each.failed |= answer.invalid_block_ids.intersection(each.blocks)
@@ -288,6 +323,21 @@ class Connections(SchedulerGuest):
             self._release(self._sending, name)
         if not self._is_off:
             self.connector.update_connector_output(answer)
+
+    def _of_all(self, answers: list[KVConnectorOutput]) -> KVConnectorOutput:
+        """One answer of all ranks: a request is sent or received once each of them has said so."""
+        whole = KVConnectorOutput()
+        if not answers:
+            return whole
+        for count, name in ((self._num_sent, "finished_sending"), (self._num_received, "finished_recving")):
+            for each in answers:
+                count.update(getattr(each, name) or ())
+            done = {request_id for request_id, number in count.items() if number >= len(answers)}
+            for request_id in done:
+                del count[request_id]
+            setattr(whole, name, done or None)
+        whole.invalid_block_ids = set().union(*(each.invalid_block_ids for each in answers))
+        return whole
 
     def let_go(self) -> None:
         """RuntimeError: the connector does not end what it has begun, and may still read or write the blocks."""
@@ -324,7 +374,7 @@ class Connections(SchedulerGuest):
         step.parts.add(self._message(step))
 
     def _message(self, step: SchedulerOutput) -> StepMessage:
-        view = step_view(step, self._requests)
+        view = step_view(step, self._requests, self._content)
         loading = frozenset(block for load in self._loads.values() for block in load.blocks[load.num_cached :])
         return StepMessage(self.connector.build_connector_meta(view), view.finished_req_ids, loading)
 
@@ -337,10 +387,19 @@ class Connections(SchedulerGuest):
             self._scheduler.repeat_step(self._step)
         return {}
 
+    def discarded(self, step: SchedulerOutput) -> None:
+        for new in step.scheduled_new_reqs:
+            queried, loaded, hit = self._counted.pop(new.req_id, (0, 0, 0))
+            self._num_queried -= queried
+            self._num_loaded -= loaded
+            self._num_hit -= hit
+
     def update(self, step: SchedulerOutput, output: ModelRunnerOutput, outputs: list[EngineCoreOutput]) -> None:
-        answer = output.parts.of(KVConnectorOutput)
-        if answer is not None:
-            self._hear(answer)
+        for new in step.scheduled_new_reqs:
+            self._counted.pop(new.req_id, None)
+        answers = output.parts.of(RankAnswers)
+        if answers is not None:
+            self._hear(answers)
         for each in outputs if self._params else ():
             if each.finish_reason is not None:
                 each.kv_transfer_params = self._params.pop(each.request_id, None)

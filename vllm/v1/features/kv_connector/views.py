@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.content_names import ContentNames
 from vllm.v1.core.kv_cache_groups import Blocks
-from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.request import Request
+
+
+class PlaceOfPicture(NamedTuple):
+    """The tokens of a prompt that a picture covers."""
+
+    offset: int
+    length: int
+
+
+@dataclass
+class ConnectorPicture:
+    """A picture of a prompt; `identifier` follows from its values, and is the same in every process."""
+
+    identifier: str
+    mm_position: PlaceOfPicture
+    modality: str = "image"
+
+    @property
+    def mm_hash(self) -> str:
+        """The identifier."""
+        return self.identifier
+
+
+def _pictures(request: Request) -> list[ConnectorPicture]:
+    pictures = () if request.images is None else request.images.pictures
+    return [
+        ConnectorPicture(
+            hashlib.blake2b(each.row_names.tobytes(), digest_size=16).hexdigest(),
+            PlaceOfPicture(each.start, each.length),
+        )
+        for each in pictures
+    ]
 
 
 @dataclass
@@ -19,14 +54,14 @@ class ConnectorRequest:
     prompt_token_ids: list[int]
     all_token_ids: list[int]
     num_computed_tokens: int
-    block_hashes: list[bytes]  # of its leading full blocks, as far as they are known
+    block_hashes: list[bytes]  # of its leading full blocks, as far as they are known: the same in every process
     sampling_params: SamplingParams
     cache_salt: str | None
     arrival_time: float
     priority: int
     kv_transfer_params: dict[str, Any] | None = None
-    lora_request: None = None
-    mm_features: list[Any] = field(default_factory=list)
+    lora_request: LoRARequest | None = None
+    mm_features: list[ConnectorPicture] = field(default_factory=list)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -49,19 +84,22 @@ class ConnectorRequest:
         return self.all_token_ids[self.num_prompt_tokens :]
 
 
-def request_view(request: Request) -> ConnectorRequest:
+def request_view(request: Request, content: ContentNames) -> ConnectorRequest:
     """A copy for a connector."""
+    token_ids = content.token_ids(request)
     return ConnectorRequest(
         request.request_id,
-        request.token_ids[: request.num_prompt_tokens],
-        list(request.token_ids),
+        token_ids[: request.num_prompt_tokens],
+        list(token_ids),
         request.num_computed_tokens,
-        list(request.block_hashes),
+        content.hashes(request),
         request.sampling_params,
         request.cache_salt,
         request.arrival_time,
         request.priority,
         request.kv_transfer_params,
+        request.lora_request,
+        _pictures(request),
     )
 
 
@@ -86,8 +124,8 @@ class NewRequest:
     sampling_params: SamplingParams
     block_ids: Blocks
     num_computed_tokens: int  # loaded ones included
-    lora_request: None = None
-    mm_features: list[Any] = field(default_factory=list)
+    lora_request: LoRARequest | None = None
+    mm_features: list[ConnectorPicture] = field(default_factory=list)
     pooling_params: Any = None
 
 
@@ -123,17 +161,23 @@ class ConnectorStep:
     scheduled_encoder_inputs: dict[str, list[int]] = field(default_factory=dict)
 
 
-def step_view(step: SchedulerOutput, requests: dict[str, Request]) -> ConnectorStep:
+def step_view(step: SchedulerOutput, requests: dict[str, Request], content: ContentNames) -> ConnectorStep:
     """A copy for a connector."""
+
+    def ids(new: NewRequestData) -> list[int]:
+        return content.token_ids(requests[new.req_id])[: len(new.prefill_token_ids)]
+
     new = [
         NewRequest(
             each.req_id,
-            each.prefill_token_ids[: each.num_prompt_tokens],
-            list(each.prefill_token_ids),
+            ids(each)[: each.num_prompt_tokens],
+            ids(each),
             each.sampling_params,
             tuple(list(blocks) for blocks in each.block_ids),
             each.num_computed_tokens,
-            pooling_params=each.pooling_params,
+            requests[each.req_id].lora_request,
+            _pictures(requests[each.req_id]),
+            each.pooling_params,
         )
         for each in step.scheduled_new_reqs
     ]

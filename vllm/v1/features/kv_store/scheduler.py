@@ -16,7 +16,8 @@ import numpy as np
 from vllm.logger import init_logger, warn_once
 from vllm.utils.kv_store.blocks import BlockStore
 from vllm.utils.kv_store.segment import Bytes
-from vllm.v1.core.block_pool import HASH_BYTES, extend_block_hashes, hash_full_blocks
+from vllm.v1.core.block_pool import HASH_BYTES
+from vllm.v1.core.content_names import ContentNames
 from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.core.kv_cache_groups import hidden_key, is_hidden, is_state, state_key
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -132,9 +133,7 @@ class StoredPrefixes(SchedulerGuest):
         self._step_began = 0.0
         # While `holds` is to answer for all of the store: the store's names of content hashes.
         self._looking: dict[bytes, bytes] | None = None
-        # By request, if the store has other names for its content than the engine: what of them is known.
-        self._own_hashes: dict[str, tuple[str, list[bytes]]] = {}
-        self._own_ids: dict[str, list[int]] = {}  # of prompts with pictures
+        self._content = ContentNames(self._block_size)
         self._handed_on: set[str] = set()  # requests with which another engine goes on
         self._held: deque[HeldEnd] = deque()
         self._is_off = False
@@ -151,7 +150,7 @@ class StoredPrefixes(SchedulerGuest):
             self._handed_on.add(request.request_id)
         if self._is_off or not self._is_kept(request):
             return False
-        names = self._names(request)
+        names = self._content.names(request)
         keys, num_tokens = self._keys_to_read(request, names)
         # Others may wait for the same.
         new = {key: _stored(key, names) for key in keys if key not in self._pending}
@@ -249,8 +248,8 @@ class StoredPrefixes(SchedulerGuest):
         if self._reads.pop(request.request_id, None) is not None:
             self._forget_pending()
         self._release(request.request_id)
-        for known in (self._num_noted, self._own_hashes, self._own_ids):
-            known.pop(request.request_id, None)  # type: ignore[attr-defined]
+        self._num_noted.pop(request.request_id, None)
+        self._content.forget(request)
 
     def _release(self, request_id: str) -> None:
         for key in [key for key, staged in self._staged.items() if request_id in staged.owners]:
@@ -279,34 +278,7 @@ class StoredPrefixes(SchedulerGuest):
     def _is_kept(self, request: Request) -> bool:
         """Whether what computes the request is what the store's name says, and it may be kept."""
         may_be_kept = not request.given_salt or self._keeps_salted
-        return may_be_kept and (not request.content_number or bool(request.content_name))
-
-    def _names(self, request: Request) -> dict[bytes, bytes]:
-        """The store's names of a request's content hashes, where they differ from the engine's: the numbers of an
-        adapter's load and of pictures say nothing to others."""
-        if not request.content_number and request.images is None:
-            return {}
-        salt = f"\0{request.content_name}\0{request.cache_salt or ''}"
-        of, known = self._own_hashes.get(request.request_id, (None, []))
-        if of != salt:
-            self._own_hashes[request.request_id] = salt, (known := [])
-        own = hash_full_blocks(self._ids(request), self._block_size, salt, known)
-        return dict(zip(extend_block_hashes(request, self._block_size), own, strict=False))
-
-    def _ids(self, request: Request) -> list[int]:
-        """The request's tokens, as the store names them."""
-        if request.images is None:
-            return request.token_ids
-        own = self._own_ids.setdefault(request.request_id, [])
-        if not own:
-            own += request.token_ids
-            for picture in request.images.pictures:
-                for row, name in zip(picture.rows.tolist(), picture.row_names.tolist(), strict=True):
-                    own[picture.start + row] = name
-        # Some of those that were known may have been dropped.
-        num_prompt = request.num_prompt_tokens
-        own[num_prompt:] = request.token_ids[num_prompt:]
-        return own
+        return may_be_kept and self._content.has_name(request)
 
     def computes(self, request: Request, begin: int, end: int, step: SchedulerOutput) -> None:
         name = request.request_id
@@ -319,7 +291,7 @@ class StoredPrefixes(SchedulerGuest):
         if full <= first or self._is_off or not self._is_kept(request):
             return
         self._num_noted[name] = full
-        names = self._names(request)
+        names = self._content.names(request)
         for engine_key, block_id in self._kv.filled_blocks(request, first, full):
             key = _stored(engine_key, names)
             if not self.store.will_have(key):
@@ -335,8 +307,8 @@ class StoredPrefixes(SchedulerGuest):
 
     def preempted(self, request: Request, step: SchedulerOutput) -> None:
         # Tokens that no one has drawn may be dropped, and others may follow.
-        for known in (self._num_noted, self._own_hashes):
-            known.pop(request.request_id, None)  # type: ignore[attr-defined]
+        self._num_noted.pop(request.request_id, None)
+        self._content.begins_anew(request)
         if (blocks := step.parts.of(StepBlocks)) is not None:
             for out in (blocks.out, blocks.hidden_out, blocks.states_out):
                 out[:] = [each for each in out if each.request_id != request.request_id]
@@ -390,7 +362,7 @@ class StoredPrefixes(SchedulerGuest):
 
     def broken(self, request: Request, keys: list[bytes]) -> None:
         if self._is_kept(request):
-            names = self._names(request)
+            names = self._content.names(request)
             stored = [_stored(key, names) for each in keys for key in (each, hidden_key(each))]
             stored += [_stored(state_key(each), names) for each in request.block_hashes]
             self.store.take_back([key for key in stored if self.store.will_have(key)])
