@@ -181,20 +181,21 @@ class VectorRows : protected TileRows {
     q_ = take(plan.most_rows * dim_);
   }
 
-  template <typename Some>
-  void attend_rows(const Step& step, const Some& chunk, int64_t row, int64_t end) {
+  // Lets the rows attend a chunk; before(i, n) comes before the i-th of n tiles of them.
+  template <typename Some, typename Before>
+  void attend_rows(const Step& step, const Some& chunk, int64_t row, int64_t end, const Before& before) {
     const Partial to = target(step);
     const bool fresh = is_fresh(step);
-    for (; row < end; row += kRows) {
+    const int64_t tiles = (end - row + kRows - 1) / kRows;
+    for (int64_t tile = 0; tile < tiles; ++tile, row += kRows) {
+      before(tile, tiles);
       const int rows = static_cast<int>(least(kRows, end - row));
       int from[kRows], valid[kRows];
       const int tokens = find_seen(step, row, rows, from, valid);
+      const auto adjusted = [&](float* scores, int64_t r, int count) VLLM_INLINE { adjust(step, row + r, count, scores); };
       with_rows<kRows>(rows, [&]<int R>() {
-        score_chunk<R>(chunk, q_ + row * dim_, scores_, dim_, tokens);
-        for (int r = 0; r < R && adjusts(); ++r) adjust(step, row + r, tokens, scores_ + r * kChunk);
-        float* out = to.out + row * value_dim_;
-        soften<R>(scores_, from, valid, tokens, out, to.max + row, sums_ + row * kLanes, value_dim_, fresh);
-        add_chunk<R>(chunk, scores_, out, value_dim_, from[0], tokens, fresh);
+        attend_chunk<R>(chunk, q_ + row * dim_, dim_, value_dim_, from, valid, tokens, factor(), adjusts(), adjusted, scores_,
+                        to.out + row * value_dim_, to.max + row, sums_ + row * kLanes, fresh);
       });
     }
   }

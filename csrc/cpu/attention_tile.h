@@ -1,10 +1,11 @@
 // The arithmetic of paged_attention.cpp: scores, softmax and weighted values of rows over one chunk of a context.
 //
 // A row's numbers are those of its own chain of operations: neither how many rows share a register tile, nor whether
-// keys and values are widened (or keys put in pairs) in registers or beforehand, changes a bit of them.
+// keys and values are widened (or put in pairs) in registers or beforehand, changes a bit of them.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "float8.h"
 #include "scratch.h"
@@ -16,11 +17,14 @@ namespace VLLM_ISA {
 constexpr int kChunk = 64;
 constexpr int kRun = 16;  // neighbouring tokens of a key vector
 constexpr int kRuns = kChunk / kRun;
+constexpr int kWeightsAtOnce = 32;  // that become bfloat16
 // Accumulators of a register tile: kRows rows times kWide vectors.
 constexpr int kRows = kLanes == 4 ? 4 : 6;
 constexpr int kWide = kLanes == 16 ? 4 : 2;
 // A row's weights are relative to a maximum that may lag by this power of two: chasing it costs more than it saves.
 constexpr float kLag = 8.0f;
+
+inline int64_t round_up_weights(int64_t tokens) { return (tokens + kWeightsAtOnce - 1) / kWeightsAtOnce * kWeightsAtOnce; }
 
 // A chunk as it lies in the cache: a run of 16 tokens is [head_dim] rows of neighbouring keys, and [16] rows of values.
 // While it is computed the next one is fetched, a row of keys each dimension and a row of values each token.
@@ -34,6 +38,18 @@ struct Chunk {
   static constexpr bool kFetchesNext = true, kInPairs = false;
   const T* key(int token) const { return keys[token / kRun] + token % kRun; }
   const T* value(int token, int64_t dim) const { return values[token / kRun] + token % kRun * dim; }
+
+  // Fetches part `part` of `parts` of the next chunk into the second-level cache. Inline: GCC takes a call for free of effects
+  // and drops it.
+  [[gnu::always_inline]] void fetch_next(int64_t part, int64_t parts, int64_t dim) const {
+    for (int64_t d = dim * part / parts, end = dim * (part + 1) / parts; d < end; ++d) {
+#pragma GCC unroll 4
+      for (int run = 0; run < kRuns; ++run) {
+        __builtin_prefetch(next->keys[run] + d * key_stride, 0, 2);
+        __builtin_prefetch(next->values[run] + d * kRun, 0, 2);
+      }
+    }
+  }
 };
 
 // A chunk in float32.
@@ -48,47 +64,65 @@ struct WideChunk {
 };
 
 #if defined(__AVX512BF16__)
-// Chunks for the bfloat16 dot-product instructions, which take two neighbouring dimensions of a key at once: their
-// products are exact and their sums float32, as those of the multiply-adds. Rows of q are pairs then, too, in the first
-// half of their memory and unscaled; `scale` is the scores' factor.
+// Chunks for the bfloat16 dot-product instructions and for matrix tiles, which multiply words of two neighbours, dimensions
+// of a key or tokens of a value. Products are exact and sums float32, as those of the multiply-adds. Rows of q are words,
+// too, in the first half of their memory and unscaled; so become the rows of weights, rounded to bfloat16.
 struct PairChunk : Chunk<BF16> {
-  float scale;
-
   static constexpr bool kInPairs = true;
+
   __m512bh key_pair(int token, int64_t pair) const {
     const BF16* at = key(token) + 2 * pair * key_stride;
-    const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)at));
-    const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(at + key_stride)));
-    return (__m512bh)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+    return (__m512bh)words_of(at, at + key_stride, kLanes);
+  }
+
+  // The word has `n` dimensions from `d` on; `seen` masks tokens that may be no numbers.
+  __m512bh value_pair(int token, int64_t dim, int64_t d, int n, uint32_t seen) const {
+    const BF16* at = value(token, dim) + d;
+    return (__m512bh)_mm512_and_si512(words_of(at, at + dim, n), _mm512_set1_epi32(static_cast<int>(seen)));
+  }
+
+  static __m512i words_of(const BF16* first, const BF16* second, int n) {
+    const auto read = [&](const BF16* from) VLLM_INLINE {
+      return n == kLanes ? _mm256_loadu_si256((const __m256i*)from) : _mm256_maskz_loadu_epi16(lanes_below(n).m, from);
+    };
+    return _mm512_or_si512(_mm512_cvtepu16_epi32(read(first)), _mm512_slli_epi32(_mm512_cvtepu16_epi32(read(second)), 16));
   }
 };
 
-// With keys [head_dim / 2][kChunk] of pairs, and values in float32.
+// With all words made.
 struct WidePairChunk {
-  uint32_t* keys;
-  float* values;
-  float scale;
+  uint32_t* keys;    // [head_dim / 2][kChunk]
+  uint32_t* values;  // [kChunk / 2][value_dim]
 
   static constexpr bool kFetchesNext = false, kInPairs = true;
   __m512bh key_pair(int token, int64_t pair) const {
     return (__m512bh)_mm512_loadu_si512(keys + pair * kChunk + token);
   }
-  const float* value(int token, int64_t dim) const { return values + token * dim; }
-};
-#endif
+  __m512bh value_pair(int token, int64_t dim, int64_t d, int n, uint32_t) const {
+    return (__m512bh)load_n(reinterpret_cast<const float*>(values) + token / 2 * dim + d, n).v;
+  }
 
-// The chunks that values of T are attended in: as they lie in the cache, and widened.
-template <typename T, bool kDots>
-struct ChunksOf {
-  using Near = Chunk<T>;
-  using Wide = WideChunk;
+  // Makes words of the values of the tokens from `from` to `end`, both even, of which value_at(t) is that of t; null stands
+  // for zeros.
+  template <typename At>
+  void pack_values(int64_t from, int64_t end, int64_t dim, const At& value_at) const {
+    for (int64_t t = from; t < end; t += 2) {
+      const BF16 *first = value_at(t), *second = value_at(t + 1);
+      for (int64_t d = 0; d < dim; d += kLanes) {
+        alignas(32) static constexpr BF16 none[kLanes] = {};
+        const int n = static_cast<int>(least(kLanes, dim - d));
+        const __m512i words = PairChunk::words_of(first ? first + d : none, second ? second + d : none, n);
+        store_n(reinterpret_cast<float*>(values) + t / 2 * dim + d, {_mm512_castsi512_ps(words)}, n);
+      }
+    }
+  }
 };
-#if defined(__AVX512BF16__)
-template <>
-struct ChunksOf<BF16, true> {
-  using Near = PairChunk;
-  using Wide = WidePairChunk;
-};
+
+template <bool kDots>
+using WideChunkOf = std::conditional_t<kDots, WidePairChunk, WideChunk>;
+#else
+template <bool kDots>
+using WideChunkOf = WideChunk;
 #endif
 
 // Weighted values [rows][head_dim] of a part of the context, their weights' sums and the maxima these are relative to.
@@ -106,10 +140,19 @@ inline void fetch_keys(const C& chunk, int64_t d) {
   }
 }
 
+template <typename C>
+inline void fetch_value(const C& chunk, int token, int64_t dim, int64_t first) {
+  if constexpr (C::kFetchesNext) {
+    const auto* next = chunk.next->value(token, dim) + first;
+    __builtin_prefetch(next);
+    __builtin_prefetch(next + 64 / sizeof(*next));
+  }
+}
+
 #if defined(__AVX512BF16__)
 // sums[R][W vectors from token `first`] += q k, two dimensions at a time.
 template <int R, int W, typename C>
-inline void add_pairs(const C& chunk, const float* q, int64_t dim, int first, Vec (&sums)[R][W]) {
+inline void add_key_pairs(const C& chunk, const float* q, int64_t dim, int first, Vec (&sums)[R][W]) {
   for (int64_t pair = 0; pair < dim / 2; ++pair) {
     fetch_keys(chunk, 2 * pair);
     fetch_keys(chunk, 2 * pair + 1);
@@ -121,6 +164,23 @@ inline void add_pairs(const C& chunk, const float* q, int64_t dim, int first, Ve
     });
   }
 }
+
+// sums[R][W vectors from dimension `first`] += weights values, two tokens at a time.
+template <int R, int W, typename C>
+inline void add_value_pairs(const C& chunk, const float* weights, int64_t dim, int64_t first, int from, int tokens, int n,
+                            Vec (&sums)[R][W]) {
+  for (int t = from / 2 * 2; t < tokens; t += 2) {
+    fetch_value(chunk, t, dim, first);
+    fetch_value(chunk, t + 1, dim, first);
+    const uint32_t seen = (t < from ? 0u : 0xffffu) | (t + 1 < tokens ? 0xffff0000u : 0u);
+    __m512bh value[W];
+    unroll<W>([&](int w) VLLM_INLINE { value[w] = chunk.value_pair(t, dim, first + w * kLanes, W > 1 ? kLanes : n, seen); });
+    unroll<R>([&](int r) VLLM_INLINE {
+      const __m512bh weight = (__m512bh)_mm512_set1_ps(weights[r * kChunk + t / 2]);
+      unroll<W>([&](int w) VLLM_INLINE { sums[r][w].v = _mm512_dpbf16_ps(sums[r][w].v, value[w], weight); });
+    });
+  }
+}
 #endif
 
 // scores[R][W vectors from token `first`] = q k.
@@ -129,7 +189,7 @@ void score_rows(const C& chunk, const float* q, float* scores, int64_t dim, int 
   Vec sums[R][W];
   unroll<R>([&](int r) VLLM_INLINE { unroll<W>([&](int w) VLLM_INLINE { sums[r][w] = zero(); }); });
   if constexpr (C::kInPairs) {
-    add_pairs<R, W>(chunk, q, dim, first, sums);
+    add_key_pairs<R, W>(chunk, q, dim, first, sums);
   } else {
     for (int64_t d = 0; d < dim; ++d) {
       fetch_keys(chunk, d);
@@ -142,10 +202,7 @@ void score_rows(const C& chunk, const float* q, float* scores, int64_t dim, int 
     }
   }
   unroll<R>([&](int r) VLLM_INLINE {
-    unroll<W>([&](int w) VLLM_INLINE {
-      if constexpr (C::kInPairs) sums[r][w] = sums[r][w] * set1(chunk.scale);
-      store(scores + r * kChunk + first + w * kLanes, sums[r][w]);
-    });
+    unroll<W>([&](int w) VLLM_INLINE { store(scores + r * kChunk + first + w * kLanes, sums[r][w]); });
   });
 }
 
@@ -168,20 +225,15 @@ void add_values(const C& chunk, const float* weights, float* out, int64_t dim, i
       unroll<W>([&](int w) VLLM_INLINE { sums[r][w] = read(out + r * dim + first + w * kLanes); });
     });
   }
-  for (int begin = from / kRun * kRun; begin < tokens; begin += kRun) {
-    const auto* values = chunk.value(begin, dim) + first;
-    const auto* next = values;
-    if constexpr (C::kFetchesNext) next = chunk.next->value(begin, dim) + first;
-    const int count = tokens - begin < kRun ? tokens - begin : kRun;
-    for (int t = from > begin ? from - begin : 0; t < count; ++t) {
-      if constexpr (C::kFetchesNext) {
-        __builtin_prefetch(next + t * dim);
-        __builtin_prefetch(next + t * dim + 64 / sizeof(*next));
-      }
+  if constexpr (C::kInPairs) {
+    add_value_pairs<R, W>(chunk, weights, dim, first, from, tokens, n, sums);
+  } else {
+    for (int t = from; t < tokens; ++t) {
+      fetch_value(chunk, t, dim, first);
       Vec value[W];
-      unroll<W>([&](int w) VLLM_INLINE { value[w] = read(values + t * dim + w * kLanes); });
+      unroll<W>([&](int w) VLLM_INLINE { value[w] = read(chunk.value(t, dim) + first + w * kLanes); });
       unroll<R>([&](int r) VLLM_INLINE {
-        const Vec weight = set1(weights[r * kChunk + begin + t]);
+        const Vec weight = set1(weights[r * kChunk + t]);
         unroll<W>([&](int w) VLLM_INLINE { sums[r][w] = fma(weight, value[w], sums[r][w]); });
       });
     }
@@ -238,7 +290,7 @@ inline void scale_into(To* to, const From* from, Vec factor, int64_t size) {
 
 // Before a chunk's weights: hides a row's scores outside of [from, valid), of those up to `tokens`, and moves the row's
 // maximum, and with it its sums, if these scores are higher. `factor` times the scores are in units of log2.
-[[gnu::always_inline]] inline void raise_top(float* row, int from, int valid, int tokens, Vec factor, float* out, float* row_max,
+[[gnu::always_inline]] inline void raise_top(float* row, int from, int valid, int tokens, float factor, float* out, float* row_max,
                                              Vec* total, int64_t dim, bool fresh) {
   for (int t = valid / kLanes * kLanes; t < tokens; t += kLanes) {
     const Mask in = lanes_below(valid - t > 0 ? static_cast<int>(least(kLanes, valid - t)) : 0);
@@ -250,7 +302,7 @@ inline void scale_into(To* to, const From* from, Vec factor, int64_t size) {
   }
   Vec high = load(row);
   for (int t = kLanes; t < tokens; t += kLanes) high = max(high, load(row + t));
-  high = high * factor;
+  high = high * set1(factor);
   if (fresh) {
     *row_max = reduce_max(high);
   } else if (any(gt(high, set1(*row_max + kLag)))) {
@@ -272,7 +324,7 @@ template <int R>
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r) {
     total[r] = fresh ? zero() : load(sums + r * kLanes);
-    raise_top(scores + r * kChunk, from[r], valid[r], tokens, set1(1.0f), out + r * dim, row_max + r, &total[r], dim, fresh);
+    raise_top(scores + r * kChunk, from[r], valid[r], tokens, 1.0f, out + r * dim, row_max + r, &total[r], dim, fresh);
     top[r] = set1(row_max[r]);
   }
   for (int t = 0; t < tokens; t += kLanes) {
@@ -286,6 +338,35 @@ template <int R>
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r) store(sums + r * kLanes, total[r]);
 }
+
+#if defined(__AVX512BF16__)
+// The same of `factor` times the scores, as words of weights rounded to bfloat16; `tokens` counts by 32. What is summed are
+// the rounded ones: a weight's error is in its row's sum, too.
+template <int R>
+[[gnu::noinline]] void soften_pairs(float* scores, const int* from, const int* valid, int tokens, float factor, float* out,
+                                    float* row_max, float* sums, int64_t dim, bool fresh) {
+  Vec top[R], total[R];
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) {
+    total[r] = fresh ? zero() : load(sums + r * kLanes);
+    raise_top(scores + r * kChunk, from[r], valid[r], tokens, factor, out + r * dim, row_max + r, &total[r], dim, fresh);
+    top[r] = set1(-row_max[r]);
+  }
+  for (int t = 0; t < tokens; t += kWeightsAtOnce) {
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const float* score = scores + r * kChunk + t;
+      const Vec low = exp2(fma(load(score), set1(factor), top[r]));
+      const Vec high = exp2(fma(load(score + kLanes), set1(factor), top[r]));
+      const __m512bh weights = _mm512_cvtne2ps_pbh(high.v, low.v);
+      total[r].v = _mm512_dpbf16_ps(total[r].v, weights, (__m512bh)_mm512_set1_epi32(0x3f803f80));
+      _mm512_storeu_si512(scores + r * kChunk + t / 2, (__m512i)weights);
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < R; ++r) store(sums + r * kLanes, total[r]);
+}
+#endif
 
 // tanh x to about 4 ulp: its series near 0, (1 - e^-2|x|) / (1 + e^-2|x|) elsewhere.
 inline Vec tanh(Vec x) {
@@ -319,6 +400,27 @@ inline void with_rows(int rows, const F& f) {
     if (rows < R) return with_rows<R - 1>(rows, f);
   }
   f.template operator()<R>();
+}
+
+// Lets R rows attend a chunk of which they see tokens up to `tokens`, in `scores` [R][kChunk] to work in. Where it `adjusts`,
+// adjust(scores, r, tokens) changes those of row r, in units of log2, which are `factor` times the products of pairs.
+template <int R, typename C, typename Adjust>
+void attend_chunk(const C& chunk, const float* q, int64_t dim, int64_t value_dim, const int* from, const int* valid, int tokens,
+                  [[maybe_unused]] float factor, bool adjusts, const Adjust& adjust, float* scores, float* out, float* row_max,
+                  float* sums, bool fresh) {
+  score_chunk<R>(chunk, q, scores, dim, tokens);
+  for (int r = 0; r < R && adjusts; ++r) {
+    float* row = scores + r * kChunk;
+    if constexpr (C::kInPairs) scale_into(row, row, set1(factor), tokens);
+    adjust(row, r, tokens);
+  }
+  if constexpr (C::kInPairs) {
+    const int all = static_cast<int>(round_up_weights(tokens));
+    soften_pairs<R>(scores, from, valid, all, adjusts ? 1.0f : factor, out, row_max, sums, value_dim, fresh);
+  } else {
+    soften<R>(scores, from, valid, tokens, out, row_max, sums, value_dim, fresh);
+  }
+  add_chunk<R>(chunk, scores, out, value_dim, from[0], tokens, fresh);
 }
 
 // Adds a later part of the context to an earlier one of the same row.

@@ -100,15 +100,19 @@ class ItemRows {
     for (int64_t i = 0; i < rows; ++i) max_[i] = -__builtin_inff();
   }
 
-  // Keys of the chunk at `start`, of `tokens` tokens, as words [dim / 2][kChunk] of two neighbours of a key.
-  void pack_key_pairs(const Item& item, int64_t start, int64_t tokens, float* keys) const {
+#if defined(__AVX512BF16__)
+  // Brings the chunk at `start`, of `tokens` tokens, into words; zeros are beside their values.
+  void pack_pairs(const Item& item, int64_t start, int64_t tokens, const WidePairChunk& to) const {
+    const int64_t first = item.start + start;
     for (int64_t t = 0; t < tokens; t += kLanes) {
-      const auto words = [&](int64_t i) {
-        return reinterpret_cast<const float*>(of_token(a_.k, item.start + start + t + i, item.head));
-      };
-      transpose_tokens(words, tokens - t, dim_ / 2, keys + t);
+      const auto words = [&](int64_t i) { return reinterpret_cast<const float*>(of_token(a_.k, first + t + i, item.head)); };
+      transpose_tokens(words, tokens - t, dim_ / 2, reinterpret_cast<float*>(to.keys) + t);
     }
+    to.pack_values(0, round_up_weights(tokens), dim_, [&](int64_t t) VLLM_INLINE {
+      return t < tokens ? of_token(a_.v, first + t, item.head) : nullptr;
+    });
   }
+#endif
 
   // Whether rows have no sums yet when they come to the chunk at `start`.
   bool is_fresh(int64_t start) const { return !a_.windowed && start == 0; }

@@ -4,6 +4,8 @@
 // Include only from kernels/*.cpp.
 #pragma once
 
+#include <cstring>
+
 #include "attention_rows.h"
 
 namespace vllm_cpu {
@@ -24,9 +26,39 @@ void find_token(const AttentionArgs& a, int64_t request, int64_t head, int64_t t
   *value = static_cast<const C*>(a.v_cache) + cell + offset * a.head_dim;
 }
 
+#if defined(__AVX512BF16__)
+// Brings a step's chunk into words, of the tokens from `seen` to `count` that some row sees; zeros are beside their values.
+inline void pack_pairs(const AttentionArgs& a, int64_t request, const Step& step, int64_t seen, int64_t count,
+                       const PairChunk& chunk, const WidePairChunk& to) {
+  const int64_t dim = a.head_dim;
+  if (!runs_are_whole(a)) {
+    std::memset(to.values, 0, kChunk / 2 * dim * sizeof(uint32_t));
+    for (int64_t t = seen; t < count; ++t) {
+      const BF16 *key, *value;
+      find_token(a, request, step.head, step.start + t, &key, &value);
+      BF16* keys = reinterpret_cast<BF16*>(to.keys + t);
+      BF16* values = reinterpret_cast<BF16*>(to.values + t / 2 * dim) + t % 2;
+      for (int64_t d = 0; d < dim; ++d) {
+        keys[d / 2 * 2 * kChunk + d % 2] = key[d * a.block_size];
+        values[2 * d] = value[d];
+      }
+    }
+    return;
+  }
+  for (int64_t begin = seen / kRun * kRun; begin < count; begin += kRun) {
+    for (int64_t pair = 0; pair < dim / 2; ++pair) {
+      _mm512_storeu_si512(to.keys + pair * kChunk + begin, (__m512i)chunk.key_pair(static_cast<int>(begin), pair));
+    }
+  }
+  to.pack_values(seen / kWeightsAtOnce * kWeightsAtOnce, round_up_weights(count), dim, [&](int64_t t) VLLM_INLINE {
+    return t < seen || t >= count ? nullptr : chunk.value(static_cast<int>(t), dim);
+  });
+}
+#endif
+
 // The steps of a thread's items. Rows, TileRows, attend them: with `Value`, the dtype of queries and results, `Cached`, that of
-// the cache, and `Near`, a chunk as it lies there, of which near() makes one to be filled in; read_row(row, q) takes a row's
-// query, and attend(step, chunk) lets all rows that see the step's chunk attend it.
+// the cache, and `Near`, a chunk as it lies there; read_row(row, q) takes a row's query, and attend(step, chunk) lets all rows
+// that see the step's chunk attend it.
 template <typename Rows>
 class Worker : Rows {
   using T = typename Rows::Value;
@@ -43,7 +75,7 @@ class Worker : Rows {
     const Plan& plan = this->plan_;
     Step step = first_step(a, plan, claim());
     if (!step.tile) return;
-    Near chunks[2] = {this->near(), this->near()};
+    Near chunks[2]{};
     Near* chunk = &chunks[0];
     find_chunk(step, chunk);
     read_queries(step);

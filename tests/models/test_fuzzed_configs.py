@@ -10,7 +10,8 @@ import torch
 from architectures import ARCHITECTURES
 from fuzz_architectures import make_trial, run_trial
 
-NUM_TRIALS = 4
+MOST_TRIALS, NUM_EQUAL = 4, 2
+"""Some configurations are refused by design, and some transformers cannot build."""
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -18,11 +19,12 @@ def test_a_configuration_has_transformers_logits_or_is_refused(name: str) -> Non
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     results = []
-    for number in range(NUM_TRIALS):
+    for number in range(MOST_TRIALS):
         rng = random.Random(f"{name} {number}")
         trial = make_trial(name, rng)
         results.append((run_trial(name, trial, rng), trial.changes))
+        if [result for result, _ in results].count("equal") == NUM_EQUAL:
+            break
     torch.set_num_threads(before)
     assert [each for each in results if each[0].startswith(("DIFFERS", "FAILS"))] == []
-    # Some are refused by design, and some transformers cannot build.
     assert any(result == "equal" for result, _ in results), results

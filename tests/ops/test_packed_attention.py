@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends import DTYPES, assert_accurate, backends, run
+from backends import DTYPES, assert_accurate, backends, run, weights_rounding
 from layouts import needs_kernels
 from torch import Tensor
 
@@ -63,7 +63,7 @@ def check(backend: str, rows: list[Tensor], lengths: list[int], **options: Any) 
     assert got.dtype == rows[0].dtype and got.is_contiguous()
     plain = truth(*rows, starts, scale, torch.float32, **options).to(got.dtype)
     # The reference rounds weights to the working dtype, as PyTorch's attention does.
-    rounding = torch.finfo(got.dtype).eps if backend == "reference" else 0.0
+    rounding = torch.finfo(got.dtype).eps if backend == "reference" else weights_rounding(backend, got.dtype)
     # Scores reach 30, of which float32 has the sixth digit, and weights are their exponentials.
     slack = 4e-6 + 2 * rounding
     assert_accurate(backend, got, truth(*rows, starts, scale, **options), plain, slack)

@@ -17,8 +17,7 @@ class WideRows : protected VectorRows {
  protected:
   WideRows(const AttentionArgs& a, const Plan& plan) : VectorRows(a, plan) {
     wide_.keys = reinterpret_cast<decltype(wide_.keys)>(keys_);
-    wide_.values = values_;
-    if constexpr (kDots) wide_.scale = factor();
+    wide_.values = reinterpret_cast<decltype(wide_.values)>(values_);
   }
 
   void read_part(int64_t row, int64_t at, const T* q, int64_t size) {
@@ -42,19 +41,20 @@ class WideRows : protected VectorRows {
         turn_rows(rows, dim_, keys);
       }
       const int64_t some = least(kLanes, count - begin);
-      for (int64_t t = 0; t < some; ++t) {
-        float* to = wide_.values + (begin + t) * value_dim_;
-        for (int64_t d = 0; d < value_dim_; d += kLanes) {
-          const int n = static_cast<int>(least(kLanes, value_dim_ - d));
-          n == kLanes ? store(to + d, load(rows[t] + d)) : store_n(to + d, load_n(rows[t] + d, n), n);
+      if constexpr (kDots) {
+        const auto value_at = [&](int64_t t) VLLM_INLINE { return t - begin < some ? rows[t - begin] : nullptr; };
+        wide_.pack_values(begin, begin + kLanes, value_dim_, value_at);
+      } else {
+        for (int64_t t = 0; t < some; ++t) {
+          scale_into(wide_.values + (begin + t) * value_dim_, rows[t], set1(1.0f), value_dim_);
         }
       }
     }
-    attend_rows(step, wide_, first_row(step), end_row(step));
+    attend_rows(step, wide_, first_row(step), end_row(step), [](int64_t, int64_t) {});
   }
 
  private:
-  typename ChunksOf<C, kDots>::Wide wide_;
+  WideChunkOf<kDots> wide_;
 };
 
 template <typename T, typename C, bool kDots = false>

@@ -59,14 +59,12 @@ class LatentTiles : protected TileRows {
       std::memcpy(some, rows + begin, sizeof(some));
       turn_pairs(some, dim_, keys_ + begin);
     }
-    for (int64_t begin = 0; begin < count; begin += kTileTokens) {
-      pack_values(chunk_, begin, value_dim_, [&](int64_t t) VLLM_INLINE { return begin + t < count ? rows[begin + t] : nullptr; });
-    }
+    chunk_.pack_values(0, round_up_weights(count), value_dim_, [&](int64_t t) VLLM_INLINE { return t < count ? rows[t] : nullptr; });
   }
 
   const int64_t inner_;
   float *keys_, *scores_;
-  TileChunk chunk_;
+  WidePairChunk chunk_;
   BF16* q_;
   AttentionTiles tiles_;
 };

@@ -2,7 +2,7 @@
 //
 // A row is one query head of one token. An item is the rows of neighbouring tokens of a text that read one key head.
 // Keys and values pass in chunks of 64 tokens, counted from the text's start, which an item brings into the layout of
-// attention_tile.h: keys transposed, or in pairs for dot products of bfloat16, values in float32. A row's numbers are
+// attention_tile.h: keys transposed and values in float32, or both in pairs for dot products of bfloat16. A row's numbers are
 // those of its own chain of operations over the chunks that it sees: they depend neither on the other texts nor on how
 // a text is cut into items.
 #include "../packed_attention_worker.h"
@@ -22,8 +22,7 @@ class VectorRows : public ItemRows<T> {
       : Base(a, group, most_rows, (2 * kChunk + most_rows) * a.head_dim + kRows * kChunk) {
     keys_ = this->take(kChunk * dim_);
     chunk_.keys = reinterpret_cast<decltype(chunk_.keys)>(keys_);
-    if constexpr (kDots) chunk_.scale = factor();
-    chunk_.values = this->take(kChunk * dim_);
+    chunk_.values = reinterpret_cast<decltype(chunk_.values)>(this->take(kChunk * dim_));
     scores_ = this->take(kRows * kChunk);
     q_ = this->take(most_rows * dim_);
   }
@@ -38,15 +37,15 @@ class VectorRows : public ItemRows<T> {
 
   void pack(const Item& item, int64_t start, int64_t tokens) {
     if constexpr (kDots) {
-      this->pack_key_pairs(item, start, tokens, keys_);
+      this->pack_pairs(item, start, tokens, chunk_);
     } else {
       for (int64_t t = 0; t < tokens; t += kLanes) {
         const auto key = [&](int64_t i) { return of_token(a_.k, item.start + start + t + i, item.head); };
         transpose_tokens(key, tokens - t, dim_, keys_ + t);
       }
-    }
-    for (int64_t t = 0; t < tokens; ++t) {
-      scale_into(chunk_.values + t * dim_, of_token(a_.v, item.start + start + t, item.head), set1(1.0f), dim_);
+      for (int64_t t = 0; t < tokens; ++t) {
+        scale_into(chunk_.values + t * dim_, of_token(a_.v, item.start + start + t, item.head), set1(1.0f), dim_);
+      }
     }
   }
 
@@ -57,18 +56,16 @@ class VectorRows : public ItemRows<T> {
       const int rows = static_cast<int>(least(kRows, end - row));
       int from[kRows], valid[kRows];
       const int tokens = this->find_seen(item, start, row, rows, from, valid);
-      float* out = this->out_ + row * dim_;
+      const auto adjusted = [&](float* scores, int64_t r, int count) VLLM_INLINE { this->adjust(item, row + r, start, count, scores); };
       with_rows<kRows>(rows, [&]<int R>() {
-        score_chunk<R>(chunk_, q_ + row * dim_, scores_, dim_, tokens);
-        for (int r = 0; r < R && this->adjusts(); ++r) this->adjust(item, row + r, start, tokens, scores_ + r * kChunk);
-        soften<R>(scores_, from, valid, tokens, out, this->max_ + row, this->sums_ + row * kLanes, dim_, fresh);
-        add_chunk<R>(chunk_, scores_, out, dim_, from[0], tokens, fresh);
+        attend_chunk<R>(chunk_, q_ + row * dim_, dim_, dim_, from, valid, tokens, factor(), this->adjusts(), adjusted, scores_,
+                        this->out_ + row * dim_, this->max_ + row, this->sums_ + row * kLanes, fresh);
       });
     }
   }
 
  private:
-  typename ChunksOf<T, kDots>::Wide chunk_;
+  WideChunkOf<kDots> chunk_;
   float *keys_, *scores_, *q_;
 };
 

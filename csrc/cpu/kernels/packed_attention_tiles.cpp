@@ -13,26 +13,18 @@ class MatrixRows : public ItemRows<BF16> {
       : ItemRows(a, group, most_rows,
                  (kChunk + most_rows) * tile_inner(a.head_dim) / 2 + kChunk / 2 * a.head_dim + kTileRows * kChunk),
         inner_(tile_inner(a.head_dim)) {
-    keys_ = take(inner_ / 2 * kChunk);
-    chunk_.keys = reinterpret_cast<uint32_t*>(keys_);
+    chunk_.keys = reinterpret_cast<uint32_t*>(take(inner_ / 2 * kChunk));
     chunk_.values = reinterpret_cast<uint32_t*>(take(kChunk / 2 * dim_));
     scores_ = take(kTileRows * kChunk);
     q_ = reinterpret_cast<BF16*>(take(most_rows * inner_ / 2));
     // Values beyond head_dim stay zero.
-    std::memset(keys_, 0, inner_ / 2 * kChunk * sizeof(float));
+    std::memset(chunk_.keys, 0, inner_ / 2 * kChunk * sizeof(uint32_t));
     std::memset(q_, 0, most_rows * inner_ * sizeof(BF16));
   }
 
   void read_row(int64_t row, const BF16* q) { std::memcpy(q_ + row * inner_, q, dim_ * sizeof(BF16)); }
 
-  void pack(const Item& item, int64_t start, int64_t tokens) {
-    pack_key_pairs(item, start, tokens, keys_);
-    for (int64_t begin = 0; begin < tokens; begin += kTileTokens) {
-      pack_values(chunk_, begin, dim_, [&](int64_t t) VLLM_INLINE -> const BF16* {
-        return begin + t < tokens ? of_token(a_.v, item.start + start + begin + t, item.head) : nullptr;
-      });
-    }
-  }
+  void pack(const Item& item, int64_t start, int64_t tokens) { pack_pairs(item, start, tokens, chunk_); }
 
   void attend_rows(const Item& item, int64_t start) {
     const int64_t end = end_row(item, start);
@@ -48,8 +40,8 @@ class MatrixRows : public ItemRows<BF16> {
 
  private:
   const int64_t inner_;
-  float *keys_, *scores_;
-  TileChunk chunk_;
+  float* scores_;
+  WidePairChunk chunk_;
   BF16* q_;
   AttentionTiles tiles_;
 };

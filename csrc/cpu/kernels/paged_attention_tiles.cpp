@@ -14,7 +14,7 @@ class MatrixRows : protected TileRows {
  public:
   using Value = BF16;
   using Cached = BF16;
-  using Near = Chunk<BF16>;
+  using Near = PairChunk;
 
  protected:
   MatrixRows(const AttentionArgs& a, const Plan& plan)
@@ -28,16 +28,19 @@ class MatrixRows : protected TileRows {
     std::memset(q_, 0, plan.most_rows * inner_ * sizeof(BF16));
   }
 
-  Near near() const { return {}; }
-
   void read_row(int64_t row, const BF16* q) { std::memcpy(q_ + row * inner_, q, dim_ * sizeof(BF16)); }
 
   void attend(const Step& step, const Near& chunk) {
-    pack(step, chunk);
+    // Tokens that no row of the step sees have no values, whatever lies there.
+    const Member& member = member_of(step);
+    const int64_t seen = greatest(first_token(step) - step.start, 0), count = least(kChunk, member.end() - step.start);
+    pack_pairs(a_, member.request, step, seen, count, chunk, chunk_);
     const Partial to = target(step);
     const bool fresh = is_fresh(step);
-    const int64_t end = end_row(step);
-    for (int64_t row = first_row(step); row < end; row += kTileRows) {
+    int64_t row = first_row(step);
+    const int64_t end = end_row(step), tiles = (end - row + kTileRows - 1) / kTileRows;
+    for (int64_t tile = 0; tile < tiles; ++tile, row += kTileRows) {
+      chunk.fetch_next(tile, tiles, dim_);
       const int rows = static_cast<int>(least(kTileRows, end - row));
       int from[kTileRows], valid[kTileRows];
       const int tokens = find_seen(step, row, rows, from, valid);
@@ -52,52 +55,8 @@ class MatrixRows : protected TileRows {
     return (kChunk + plan.most_rows) * tile_inner(a.head_dim) / 2 + kChunk / 2 * a.head_dim + kTileRows * kChunk;
   }
 
-  // Tokens that no row of the step sees have no values, whatever lies there.
-  void pack(const Step& step, const Near& chunk) {
-    const int64_t count = least(kChunk, member_of(step).end() - step.start);
-    const int64_t seen = greatest(first_token(step) - step.start, 0);
-    if (!runs_are_whole(a_)) return pack_tokens(step, seen, count);
-    for (int64_t begin = seen / kRun * kRun; begin < count; begin += kRun) pack_keys(chunk, begin);
-    for (int64_t begin = seen / kTileTokens * kTileTokens; begin < count; begin += kTileTokens) {
-      pack_values(chunk_, begin, dim_, [&](int64_t t) VLLM_INLINE -> const BF16* {
-        const int token = static_cast<int>(begin + t);
-        fetch_value(chunk, token);
-        return token < seen || token >= count ? nullptr : chunk.value(token, dim_);
-      });
-    }
-  }
-
-  void pack_keys(const Near& chunk, int64_t begin) {
-    const BF16 *keys = chunk.keys[begin / kRun], *next = chunk.next->keys[begin / kRun];
-    const int64_t stride = a_.block_size;
-    uint32_t* to = chunk_.keys + begin;
-    for (int64_t d = 0; d < dim_; d += 2, to += kChunk, keys += 2 * stride, next += 2 * stride) {
-      __builtin_prefetch(next, 0, 2);
-      __builtin_prefetch(next + stride, 0, 2);
-      _mm512_storeu_si512(to, stride == kRun ? pairs_of_neighbours(keys) : pairs_of(keys, keys + stride));
-    }
-  }
-
-  void fetch_value(const Near& chunk, int token) const {
-    const BF16* value = chunk.next->value(token, dim_);
-    for (int64_t d = 0; d < dim_; d += kTileInner) __builtin_prefetch(value + d, 0, 2);
-  }
-
-  void pack_tokens(const Step& step, int64_t seen, int64_t count) {
-    std::memset(chunk_.values, 0, kChunk / 2 * dim_ * sizeof(uint32_t));
-    for (int64_t t = seen; t < count; ++t) {
-      const BF16 *key, *value;
-      find_token(a_, member_of(step).request, step.head, step.start + t, &key, &value);
-      BF16 *keys = reinterpret_cast<BF16*>(chunk_.keys + t), *values = chunk_.value(t, dim_);
-      for (int64_t d = 0; d < dim_; ++d) {
-        keys[d / 2 * 2 * kChunk + d % 2] = key[d * a_.block_size];
-        values[2 * d] = value[d];
-      }
-    }
-  }
-
   const int64_t inner_;
-  TileChunk chunk_;
+  WidePairChunk chunk_;
   float* scores_;
   BF16* q_;
   AttentionTiles tiles_;
