@@ -103,6 +103,7 @@ def test_an_unknown_activation_is_refused_by_name() -> None:
         {"use_mla": False, "residual_multiplier": 1.0, "n_group": 0, "extra": None, "list": [], "object": {}},
         {"attention_dropout": 0.1, "torch_dtype": "bfloat16", "n_ctx": 128, "use_cache": True, "auto_map": {"A": "b"}},
         {"layer_types": ["full_attention"] * 2},
+        {"_model_name_or_path": "a name that a GGUF file gave"},
     ],
 )
 def test_what_is_neutral_or_irrelevant_is_accepted(fields: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ _ROWS = {
     "_experts_implementation": ANY,
     "_flash_attn_2_enabled": ANY,
     "_from_model_config": ANY,
+    "_model_name_or_path": ANY,
     "_name_or_path": ANY,
     "_num_labels": ANY,
     "_text_part_of": ANY,
