@@ -53,7 +53,7 @@ def begin() -> None:
     global _reading
     if _reading is not None:
         return
-    # What is wrong with a setting or a package is said where it is needed.
+    # A wrong setting, or a package that is missing, is told where it is needed.
     with contextlib.suppress(ImportError, OSError, ValueError):
         folder = envs.packed_cache()
         name = None if folder is None else _known(folder).get(program())
