@@ -58,6 +58,8 @@ def _start_cluster() -> Any:
     _environment.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     # Each folder that is read would have 32 processes look at its files.
     _environment.setenv("RAY_DATA_PARQUET_FOOTER_NUM_ACTORS", "1")
+    # Else they would wait until the other tests leave them a core.
+    _environment.setenv("RAY_worker_niceness", "0")
     import_ray_for()
     import ray
     import ray.data
