@@ -152,12 +152,15 @@ def _share(args: argparse.Namespace) -> dict[str, Any]:
         with serve_for_probes(args.model, *share, "--audit-log", f"{folder}/log") as server:
             time.sleep(_SETTLING_SECONDS)
             reader = _reader_of(server.pid)
-            for repeat in range(args.repeats):
-                # Each is the first of every other pair.
-                for name in sorted(found, reverse=bool(repeat % 2)):
-                    os.kill(reader, signal.SIGSTOP if name == "without" else signal.SIGCONT)
-                    found[name].append(asyncio.run(_load(server.url, args.clients, args.seconds)))
-            os.kill(reader, signal.SIGCONT)
+            try:
+                for repeat in range(args.repeats):
+                    # Each is the first of every other pair.
+                    for name in sorted(found, reverse=bool(repeat % 2)):
+                        os.kill(reader, signal.SIGSTOP if name == "without" else signal.SIGCONT)
+                        found[name].append(asyncio.run(_load(server.url, args.clients, args.seconds)))
+            finally:
+                # One that is stopped would not end with the server.
+                os.kill(reader, signal.SIGCONT)
             read = len(Path(folder, "log").read_text().splitlines())
     whole = {
         name: {key: [each for run in runs for each in run[key]] for key in runs[0]} for name, runs in found.items()

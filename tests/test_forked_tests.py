@@ -76,3 +76,9 @@ def test_each_test_is_run_and_told_once(tmp_path: Path) -> None:
 def test_it_ends_with_the_first_failure(tmp_path: Path) -> None:
     status, output = run(tmp_path, "-x", "-k", "fails")
     assert status == 1 and "stopping after 1 failures" in output and "1 failed" in output
+
+
+def test_processes_that_end_before_they_take_tests_fail_the_run(tmp_path: Path) -> None:
+    (tmp_path / "plugin.py").write_text("import os, forked_tests\nforked_tests._run = lambda *args: os._exit(1)\n")
+    status, output = run(tmp_path, "-p", "plugin")
+    assert status == 1 and "34 tests were not run" in output

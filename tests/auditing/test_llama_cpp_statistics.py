@@ -154,6 +154,16 @@ def test_what_is_the_same_has_no_spread() -> None:
     assert "Mean PPL(Q)/PPL(base)         :   1.000000 ±   0.000000" in found
 
 
+@pytest.mark.parametrize(("own", "ratio"), [([-5e3, -4e3, -3e3], math.inf), ([-6e2, -5e2, -4e2], math.exp(498))])
+def test_a_figure_beyond_the_largest_float_is_infinite(own: list[float], ratio: float) -> None:
+    """A server may give any logprobs."""
+    candidate = {"own_logprobs": own, "same_top": [None] * 3}
+    table = text_table([({"index": 0, "own_logprobs": [-1.0, -2.0, -3.0]}, candidate)])
+    assert table is not None
+    found = text_statistics(table)
+    assert found.perplexity_ratio == pytest.approx(ratio) and found.perplexity_difference_error == math.inf
+
+
 PRINTED = Path(__file__).parents[1] / "data" / "llama_perplexity.npz"
 
 

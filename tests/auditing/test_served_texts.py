@@ -51,8 +51,8 @@ class Other:
     """A server whose model is `logprobs_of`.
 
     Args:
-        form: `ids` (vLLM's prompt_logprobs), `echo` of texts or ids (OpenAI), `behind` (echo with the logprobs of the
-            place behind), `content` (llama.cpp), `tgi` or `none`.
+        form: `ids` (vLLM's prompt_logprobs), `echo` of texts or ids (OpenAI), `ended` (the same, with no token of an
+            answer), `behind` (echo with the logprobs of the place behind), `content` (llama.cpp), `tgi` or `none`.
         first: a token that it puts before each text.
         hides_first: its answers leave that out.
         shift: added to each id of a text, as another tokenizer would.
@@ -115,7 +115,7 @@ class Other:
         return answer({"choices": [{"text": "x", "logprobs": None, **own}]})
 
     def _echo(self, ids: list[int], top: int) -> bytes:
-        whole = [*ids, self._best(ids, 1)[0][0]]
+        whole = ids if self.form == "ended" else [*ids, self._best(ids, 1)[0][0]]
         # The place whose distribution each token has beside it.
         beside = range(1, len(ids) + 1) if self.form == "behind" else range(len(whole))
         tokens, logprobs, tops = [], [], []
@@ -129,7 +129,7 @@ class Other:
         if self.hides_first:
             tokens, logprobs, tops = tokens[1:], [None, *logprobs[2:]], [None, *tops[2:]]
         columns = {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops}
-        usage = {"prompt_tokens": len(ids), "completion_tokens": 1}
+        usage = {"prompt_tokens": len(ids), "completion_tokens": int(self.form != "ended")}
         return answer({"choices": [{"text": "x", "logprobs": columns}], "usage": usage})
 
     def _content(self, ids: list[int], body: dict[str, Any]) -> bytes:
@@ -236,11 +236,19 @@ def test_a_run_goes_on_behind_batches_that_are_there(tokenizer: Tokenizer, tmp_p
     assert read(Other("ids", tokenizer), tokenizer, tmp_path, first=2)[0] == whole[2]
 
 
-def test_a_server_without_logprobs_of_prompts_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["none", "ended"])
+def test_a_server_without_logprobs_of_prompts_is_refused(form: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """So is one of which nothing tells whose place an echo's logprobs are of."""
     with pytest.raises(
         CliError, match="gives no logprobs of prompts.*read --labels through it, or name its model's file"
     ):
-        read(Other("none", tokenizer), tokenizer, tmp_path)
+        read(Other(form, tokenizer), tokenizer, tmp_path)
+
+
+def test_nan_is_no_logprob(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "logprobs_of", lambda ids, size, seed=7: np.full(size, math.nan))
+    with pytest.raises(CliError, match="gives no logprobs of prompts"):
+        read(Other("tgi", tokenizer), tokenizer, tmp_path)
 
 
 def test_an_audit_has_no_kl_of_a_server(model: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: Any) -> None:

@@ -322,7 +322,9 @@ def test_the_cheapest_that_keeps_a_budget_is_named():
     assert decide(Budget("flips", 0.005), [_candidate("few", _flipping(24, np.arange(0)))], 24).cheapest is None
 
 
-@pytest.mark.parametrize("text", ["flips", "flips<0.5", "speed<=1", "flips<=200%", "kl<=-1", "kl<=x", "", "tv<=1"])
+@pytest.mark.parametrize(
+    "text", ["flips", "flips<0.5", "speed<=1", "flips<=200%", "kl<=-1", "kl<=x", "kl<=1e999", "", "tv<=1"]
+)
 def test_a_bad_budget_is_named(text):
     with pytest.raises(CliError, match="--budget"):
         Budget.parse(text, "labels")

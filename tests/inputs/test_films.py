@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from transformers.video_utils import read_video_pyav
 
-from vllm.exceptions import VLLMValidationError
-from vllm.inputs.media import MediaAccess, PictureLoader, PictureSource, films
+from vllm.exceptions import QueueOverflowError, VLLMValidationError
+from vllm.inputs.media import MediaAccess, PictureLoader, PictureSource, film_process, films
+from vllm.inputs.media.film_process import film_apart
 from vllm.inputs.media.films import FilmFrames, film
 from vllm.inputs.videos import Video
 
@@ -97,6 +98,7 @@ def test_frames_are_chosen_as_is_asked_for(fields: dict[str, Any], numbers: list
         ({"video": {"num_frames": 0}}, "num_frames must be a number from 1 to 768"),
         ({"video": {"num_frames": 2.5}}, "num_frames must be a number"),
         ({"video": {"fps": "2"}}, "fps must be a number above 0"),
+        ({"video": {"fps": float("inf")}}, "fps must be a number above 0"),
     ],
 )
 def test_options_that_are_refused(given: Any, message: str) -> None:
@@ -123,13 +125,28 @@ def test_what_is_no_film_is_refused(make: Callable[[], bytes], message: str) -> 
         film("place", make())
 
 
+def test_titles_may_be_in_any_encoding() -> None:
+    data = FILM.replace(b"Lavf", b"L\xe9\xfff")
+    assert data != FILM and np.array_equal(film("place", data).frames, film("place", FILM).frames)
+
+
+def test_other_codecs_are_not_run_to_know_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    formats, stream = [], films._stream
+    monkeypatch.setattr(
+        films, "_stream", lambda name, file: [formats.append(file.streams.video[0].format), stream(name, file)][1]
+    )
+    with pytest.raises(VLLMValidationError, match="another codec than h264"):
+        film("place", make_film(2, "matroska", "ffv1"))
+    assert formats == [None]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
         ("_MAX_FRAMES", 39, "has more than 39 frames"),
         ("_MAX_DECODED_PIXELS", 40 * 48 * 32 - 1, "40 frames of 1536 pixels, more than 61439"),
         ("MAX_PIXELS", 48 * 32 - 1, "has frames of 48 x 32 pixels; one has 1 to 1535"),
-        ("_MAX_SECONDS", -1.0, "takes more than -1 s to decode"),
+        ("MAX_SECONDS", -1.0, "takes more than -1 s to decode"),
     ],
 )
 def test_bounds(name: str, value: float, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +170,33 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(VLLMValidationError, match=r"PyAV \(pip install 'vllm\[vision\]'\)"):
         film("place", FILM)
+
+
+@pytest.mark.parametrize(("name", "value"), [("_READER", "vllm.no_such_module"), ("MAX_SECONDS", 0.0)])
+def test_a_process_that_ends_is_an_error_of_the_film(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(film_process, name, value)
+    with pytest.raises(VLLMValidationError, match="place is a damaged film, or takes more time or memory"):
+        film_apart("place", FILM, lambda _: None, FilmFrames())
+
+
+def test_a_table_that_promises_millions_of_frames() -> None:
+    """FFmpeg makes room for all of them, without a byte of the file behind any; not as much as it likes."""
+    sizes, chunks = FILM.index(b"stsz"), FILM.index(b"stsc")
+    count = (2**26).to_bytes(4, "big")
+    data = bytearray(FILM)
+    data[sizes + 8 : sizes + 16] = (1).to_bytes(4, "big") + count
+    data[chunks + 16 : chunks + 20] = count
+    with pytest.raises(VLLMValidationError, match="place is a film without frames"):
+        film_apart("place", bytes(data), lambda _: None, FilmFrames())
+
+
+def test_a_request_may_have_no_room_for_a_film() -> None:
+    def refuse(count: int) -> None:
+        assert count == 32 * 48 * 32
+        raise QueueOverflowError("try again")
+
+    with pytest.raises(QueueOverflowError, match="try again"):
+        film_apart("place", FILM, refuse, FilmFrames())
 
 
 def load(url: str, access: MediaAccess | None = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import resource
 import subprocess
@@ -290,7 +291,11 @@ def test_others_wait_for_who_packs(model: Path, packed: Path, monkeypatch: pytes
     assert len(written) == 1 and state(models[0]) == state(models[1])
 
 
-def test_what_a_program_mapped_last_is_read_ahead(model: Path, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_what_a_program_mapped_first_is_read_ahead_the_next_time(
+    model: Path,
+    packed: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     read: list[tuple[int, bool]] = []
 
     def read_ahead(self: Mapping, step: int, should_stop: Callable[[], bool]) -> None:
@@ -300,6 +305,7 @@ def test_what_a_program_mapped_last_is_read_ahead(model: Path, packed: Path, mon
         """Sizes of files that a program reads which begins now, and whether it is to end at once."""
         read.clear()
         monkeypatch.setattr(ahead, "_reading", None)
+        monkeypatch.setattr(ahead, "_is_noted", False)
         ahead.begin()
         for thread in threading.enumerate():
             if thread.name == "reading-ahead":
@@ -317,6 +323,9 @@ def test_what_a_program_mapped_last_is_read_ahead(model: Path, packed: Path, mon
     load_model(model, dtype="bfloat16")
     assert ahead._reading[1].is_set()
     (other,) = set(files(packed)) - {entry}
+    # That one came second.
+    assert begin() == [(entry.stat().st_size, False)]
+    load_model(model, dtype="bfloat16")
     assert begin() == [(other.stat().st_size, False)]
     with monkeypatch.context() as patch:
         patch.setattr(sys, "orig_argv", ["python", "another.py"])
@@ -324,8 +333,34 @@ def test_what_a_program_mapped_last_is_read_ahead(model: Path, packed: Path, mon
     other.unlink()
     assert not begin()
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in packed.iterdir())
-    (packed / "starts.json").write_text("[")
-    assert not begin()
+
+
+@pytest.mark.parametrize(
+    "text", ["[", "[]", "[" * 100_000, '{"%s": "/etc/"}', '{"%s": "../"}', '{"%s": ["*"]}', '{"%s": "*"}']
+)
+def test_notes_that_nobody_wrote_are_nothing(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PACKED_CACHE", str(tmp_path))
+    monkeypatch.setattr(ahead, "_reading", None)
+    monkeypatch.setattr(ahead, "_is_noted", False)
+    (tmp_path / "weights-0of1.packed").write_bytes(bytes(4096))
+    (tmp_path / "starts.json").write_text(text.replace("%s", ahead.program()))
+    read: list[Mapping] = []
+    monkeypatch.setattr(packed_file.Mapping, "read_ahead", lambda self, *_: read.append(self))
+    ahead.begin()
+    ahead.note(tmp_path, "weights")
+    assert json.loads((tmp_path / "starts.json").read_text())[ahead.program()] == "weights"
+    for thread in threading.enumerate():
+        if thread.name == "reading-ahead":
+            thread.join()
+    assert not read
+
+
+def test_a_program_has_a_name_in_a_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path / "folder")
+    here = ahead.program()
+    (tmp_path / "folder").rmdir()
+    assert ahead.program() != here
 
 
 def test_new_weights_stay_in_the_process(model: Path, packed: Path, tmp_path: Path) -> None:  # noqa: F811

@@ -159,7 +159,10 @@ def assert_accurate(
 def weights_rounding(backend: str, dtype: torch.dtype) -> float:
     """The error of attention's results, relative to the greatest value, where weights are rounded to `dtype` before
     they meet the values: in the Triton kernels, and in bfloat16 in C++ where it multiplies pairs."""
-    pairs = dtype == torch.bfloat16 and backend == "cpp"
+    operators = cpu_ops() if backend == "cpp" and dtype == torch.bfloat16 else None
+    pairs = operators is not None and (
+        operators.has_fast_bf16_dot() or ISA_LEVELS[operators.set_isa(-1)] == ISA_LEVELS[-1]
+    )
     return torch.finfo(dtype).eps if dtype != torch.float32 and (pairs or backend == "triton") else 0.0
 
 

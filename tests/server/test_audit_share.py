@@ -130,6 +130,7 @@ def test_a_reference_that_dies_harms_nobody(server: tuple[LiveServer, Path]) -> 
         ({"audit_share": 0.5, "audit_log": "l"}, "need each other"),
         ({"audit_reference": "int8", "audit_log": "l"}, "need each other"),
         ({"audit_log": "l"}, "--audit-log is for --audit-share"),
+        ({"audit_share": 0.5, "audit_reference": "m", "audit_texts": True}, "--audit-texts needs --audit-log"),
         ({"audit_share": 0.5, "audit_reference": "int8", "audit_log": "l"}, "names no model"),
     ],
 )

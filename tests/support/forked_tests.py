@@ -56,6 +56,7 @@ class ForkedTests:
         if session.testsfailed or session.config.option.collectonly:
             return None
         self._session, self._groups = session, groups_of(session.items)
+        self._num_left = len(session.items)
         self._folder = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         self._queue, numbers = os.pipe()
         os.set_blocking(numbers, False)  # some thousand groups fit
@@ -72,6 +73,9 @@ class ForkedTests:
                     self._hear(self._workers[reports])  # type: ignore[index]
                 if session.shouldfail or session.shouldstop:
                     raise session.Failed(session.shouldfail or session.shouldstop)
+            if self._num_left:
+                session.shouldfail = f"{self._num_left} tests were not run"
+                raise session.Failed(session.shouldfail)
         finally:
             for worker in self._workers.values():
                 os.kill(worker.pid, signal.SIGTERM)
@@ -129,6 +133,7 @@ class ForkedTests:
             message = warnings.WarningMessage(category(text), category, filename, line)
             hook.pytest_warning_recorded.call_historic(kwargs={"warning_message": message, **what})
         else:
+            self._num_left -= 1
             worker.left = worker.left[1:]
 
     def _end(self, worker: _Worker) -> None:
@@ -141,6 +146,7 @@ class ForkedTests:
             said = f"the process that ran it ended with {os.waitstatus_to_exitcode(status)}"
             report = pytest.TestReport(item.nodeid, item.location, {}, "failed", said, "call")
             self._session.config.hook.pytest_runtest_logreport(report=report)
+            self._num_left -= 1
             self._fork(left)
 
 

@@ -42,8 +42,10 @@ class Budget:
             known = ", ".join(figures) or "none"
             raise CliError(f"--budget {text}: write FIGURE<=NUMBER, as flips<=0.5%; figures of {kind}: {known}")
         limit = float(match[2]) / (100 if match[3] else 1)
-        if match[1] != "kl" and limit >= 1:
-            raise CliError(f"--budget {text}: {match[1]} must be below 1 (100%), got {limit:g}")
+        # A figure that is not known has the upper limit inf, which keeps no budget.
+        most = math.inf if match[1] == "kl" else 1.0
+        if limit >= most:
+            raise CliError(f"--budget {text}: {match[1]} must be below {most:g}, got {limit:g}")
         return cls(match[1], limit)
 
 

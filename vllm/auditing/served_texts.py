@@ -112,11 +112,12 @@ class _Echo(Dialect):
             raise LookupError("no tokens")
         return found, min(1, (answer.get("usage") or {}).get("completion_tokens", 1))
 
-    async def is_in_place(self, token_ids: list[int], text: str) -> bool:
-        """Whether the token of the answer comes last, and is the likeliest in its place."""
+    async def is_in_place(self, token_ids: list[int], text: str) -> bool | None:
+        """Whether the token of the answer comes last, and is the likeliest in its place; None: there is no such token,
+        or the likeliest ones are not given."""
         found, num_answered = await self.echoed(token_ids, text, 1)
         logprob, top = found[-1].logprob, found[-1].top_logprob
-        return num_answered > 0 and logprob is not None and top is not None and logprob >= top
+        return None if not num_answered or logprob is None or top is None else logprob >= top
 
 
 class _EchoBehind(_Echo):
@@ -170,8 +171,8 @@ class _Stepwise(Dialect):
 
 
 def _logprob(value: Any) -> float | None:
-    """nats; None: it is not given."""
-    if value is None:
+    """nats; None: it is not given, or NaN."""
+    if value is None or math.isnan(value):
         return None
     return -math.inf if value <= LEAST else float(value)
 
@@ -273,8 +274,12 @@ class ServedTextScorer(ServerScorer):
         for each in (*forms, _Prefill(self._any), *(_Stepwise(self._any, top) for top in TOPS)):
             try:
                 found = await each.tokens(probe, _PROBE)
-                if isinstance(each, _Echo) and not await each.is_in_place(probe, _PROBE):
-                    return _EchoBehind(self._any, each.takes_ids)
+                if isinstance(each, _Echo):
+                    is_in_place = await each.is_in_place(probe, _PROBE)
+                    if is_in_place is None:
+                        continue
+                    if not is_in_place:
+                        return _EchoBehind(self._any, each.takes_ids)
             except ServerError as error:
                 if error.status is None or error.status in (401, 403):
                     raise

@@ -205,23 +205,29 @@ def _perplexities(reference: np.ndarray, candidate: np.ndarray) -> dict[str, flo
         return product / (count - 1) if count > 1 else math.nan
 
     variances, shared = [covariance(0, 0), covariance(1, 1)], covariance(0, 1)
-    ratio, own = means[1] - means[0], [math.exp(mean) for mean in means]
+    ratio, own = means[1] - means[0], [_exp(mean) for mean in means]
     errors = [_root(each) for each in variances]
     ratio_error = _root(sum(variances) - 2 * shared)
-    spread = own[0] ** 2 * variances[0] + own[1] ** 2 * variances[1] - 2 * own[0] * own[1] * shared
+    spread = own[0] * own[0] * variances[0] + own[1] * own[1] * variances[1] - 2 * own[0] * own[1] * shared
     return {
         "reference_perplexity": own[0],
         "reference_perplexity_error": own[0] * errors[0],
         "perplexity": own[1],
         "perplexity_error": own[1] * errors[1],
-        "perplexity_ratio": math.exp(ratio),
-        "perplexity_ratio_error": math.exp(ratio) * ratio_error,
+        "perplexity_ratio": _exp(ratio),
+        "perplexity_ratio_error": _exp(ratio) * ratio_error,
         "perplexity_difference": own[1] - own[0],
         "perplexity_difference_error": _root(spread),
         "log_perplexity_ratio": ratio,
         "log_perplexity_ratio_error": ratio_error,
         "perplexity_correlation": shared / (errors[0] * errors[1]) if errors[0] * errors[1] else math.nan,
     }
+
+
+def _exp(value: float) -> float:
+    """inf beyond the largest float: a server may give any logprobs."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(value))
 
 
 def _root(variance: float) -> float:

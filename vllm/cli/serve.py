@@ -225,6 +225,8 @@ def check_args(args: ServerArgs) -> None:
         raise CliError("--audit-share and --audit-reference need each other")
     if args.audit_log is not None and not args.audit_share:
         raise CliError("--audit-log is for --audit-share")
+    if args.audit_texts and args.audit_log is None:
+        raise CliError("--audit-texts needs --audit-log FILE, which is where they are kept")
     if args.audit_reference is not None:
         from vllm.auditing.models import ModelSpec
 

@@ -74,6 +74,12 @@ class VllmConfig:
         for problem, option in (
             (self.device_config.device != "cpu", "device='cpu'"),
             (self.parallel_config.pipeline_parallel_size > 1, "pipeline_parallel_size=1"),
+            (
+                # Each rank would hear its own connector alone, and schedule other steps than the rest.
+                self.parallel_config.tensor_parallel_size > 1
+                and self.parallel_config.distributed_executor_backend == "external_launcher",
+                "distributed_executor_backend='mp' or 'ray'",
+            ),
             (not self.cache_config.enable_prefix_caching, "a causal model and enable_prefix_caching=True"),
             (self.speculative_config is not None, "no speculative_config"),
             (model.enable_prompt_embeds, "enable_prompt_embeds=False"),

@@ -3,6 +3,7 @@ written by value. The other process must run the same version of Python."""
 
 from __future__ import annotations
 
+import dis
 import importlib
 import io
 import marshal
@@ -11,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
+
+_READS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
 def sent(caller: str, value: Any) -> bytes:
@@ -67,7 +70,9 @@ def _contents(function: FunctionType, cell: CellType) -> Any:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+    """The globals that the code reads, maybe among names of builtins."""
+    # co_names has attributes, too, whose names say nothing of globals.
+    yield from (each.argval for each in dis.get_instructions(code) if each.opname in _READS_GLOBAL)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)

@@ -10,6 +10,7 @@ import pytest
 from core_harness import FakeRunner, make_request, make_scheduler, run_step
 
 from vllm.logprobs.lists import LogprobsLists
+from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.outputs import ModelRunnerOutput
 
 
@@ -160,6 +161,28 @@ def test_what_can_never_fit_is_refused_with_the_numbers():
         scheduler.add_request(make_request("r2", []))
     with pytest.raises(ValueError, match="in use"):
         scheduler.add_request(make_request("r0", [1]))
+
+
+def test_a_request_that_a_guest_refuses_has_ended_for_all():
+    class Notes(SchedulerGuest):
+        def __init__(self):
+            self.requests = []
+
+        def queued(self, request):
+            self.requests.append(request)
+
+        def ended(self, request):
+            self.requests.remove(request)
+
+    class Refuses(SchedulerGuest):
+        def queued(self, request):
+            raise ValueError("too large")
+
+    scheduler, notes = make_scheduler(), Notes()
+    scheduler.use_guests([notes, Refuses()])
+    with pytest.raises(ValueError, match="too large"):
+        scheduler.add_request(make_request("r0", [1, 2, 3]))
+    assert not notes.requests and not scheduler.has_unfinished_requests()
 
 
 def finish_of(request, tokens: list[int]):

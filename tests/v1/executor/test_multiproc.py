@@ -72,7 +72,10 @@ def test_a_call_reaches_every_rank(llm):
     assert seen == own
 
 
-def test_functions_that_ranks_cannot_import_reach_them_by_value(llm):
+def test_functions_that_ranks_cannot_import_reach_them_by_value(llm, monkeypatch):
+    # The name of an attribute says nothing of a global.
+    monkeypatch.setitem(globals(), "rank", threading.Lock())
+
     def factorial(number, offset=0):
         return offset + (math.prod(range(1, number + 1)) if number < 3 else number * factorial(number - 1))
 

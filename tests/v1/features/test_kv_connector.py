@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorBase_V1, KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import EngineDeadError
 from vllm.lora.request import LoRARequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.features.kv_connector.runner import ConnectedLayers
@@ -125,6 +128,13 @@ def test_each_rank_has_a_connector(folder, tmp_path, connector):
         assert is_empty(llm)
         end(llm)
     assert found == [0, NUM_BLOCKS * 16, 0 if connector == "FileConnector" else 2 * 16]
+    if connector == "FileConnector":
+        fields["kv_load_failure_policy"] = "fail"
+        llm = make_tiny_llm(folder, tensor_parallel_size=2, kv_transfer_config=connector_config(tmp_path, **fields))
+        with pytest.raises(EngineDeadError, match="could not load the blocks"):
+            run(llm)
+        # The workers are gone, and the engine's end is none the less one.
+        end(llm)
 
 
 def test_adapters_are_told(folder, tmp_path):
@@ -431,6 +441,22 @@ def test_what_a_connector_says_is_heard_whoever_was_in_the_step(folder, tmp_path
     end(llm)
 
 
+def test_a_request_that_has_come_does_not_wait_for_others_blocks(folder, tmp_path, monkeypatch):
+    llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, kv_connector="LateConnector"))
+    run(llm)
+    core, waits = llm.llm_engine.engine_core, list[float]()
+    clock = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
+    monkeypatch.setattr("vllm.v1.features.kv_connector.scheduler.time", clock)
+    core.step()
+    core.step()
+    assert 0 < waits[-2] < waits[-1] and core.scheduler.is_transferring
+    llm.llm_engine.add_request("one", {"prompt_token_ids": [9] * 5}, READS)
+    waits.clear()
+    core.step()
+    assert core.scheduler.running and not any(waits)
+    end(llm)
+
+
 def test_a_connector_that_raises_leaves_no_request(folder, tmp_path):
     llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, extra={"answers": {"raises": True}}))
     with pytest.raises(KeyError, match="remote_host"):
@@ -479,6 +505,7 @@ def test_configurations_that_are_refused(folder, tmp_path, fields, message):
         ({"enable_prompt_embeds": True}, "enable_prompt_embeds=False"),
         ({"kv_store": "store"}, "no kv_store"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=1"),
+        ({"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}, "backend='mp' or 'ray'"),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "no speculative_config"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from architectures import VOCAB_SIZE, make_architecture
 from prediction_models import Reference
 from test_kv_store import NUM_BLOCKS, PROMPTS, READS, cached, counts, end, readings, run
+from thread_stages import make_staged_llm
 from tiny_llm import make_tiny_llm, make_tiny_model
 from tiny_vision import FAMILIES, draw, make_vision_model
 
@@ -36,9 +37,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {path.name: path for path in root.iterdir()}
 
 
+USUAL = {"dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 120, "mamba_block_size": 32}
+
+
 def make(folder: Path, **fields: Any) -> LLM:
-    usual = {"dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 120, "mamba_block_size": 32}
-    return LLM(str(folder), **(usual | fields))
+    return LLM(str(folder), **(USUAL | fields))
 
 
 def twice(make_engine: Any, store: Path, prompts: list[Any] = TOKENS, params: SamplingParams = READS) -> list[Any]:
@@ -71,6 +74,15 @@ def test_a_prompt_resumes_from_the_last_state_that_was_stored(folders, tmp_path,
     assert readings(first) == readings(second) == expected
     assert cached(first)[0] == 0 and cached(second)[0] == NUM_BLOCKS * 16
     assert num_loaded >= NUM_BLOCKS
+
+
+def test_a_stage_may_have_no_keys_or_no_states(folders, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "1,1,2")
+    expected = readings(run(make(folders["granite_hybrid"]), TOKENS))
+    _, second, num_loaded = twice(
+        lambda **store: make_staged_llm(folders["granite_hybrid"], 3, **USUAL, **store), tmp_path
+    )
+    assert readings(second) == expected and cached(second)[0] == NUM_BLOCKS * 16 and num_loaded >= NUM_BLOCKS
 
 
 def test_a_state_that_is_not_there_leaves_an_earlier_one(folders, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +18,12 @@ from vllm.inputs.videos import GivenVideo
 
 _MAX_FRAMES = 2**16
 _MAX_DECODED_PIXELS = 2**34  # of all frames up to the last that is chosen: four and a half minutes of 1920 x 1080
-_MAX_SECONDS = 30.0
+MAX_SECONDS = 30.0
+"""Seconds that a film may take to decode."""
 # Others of FFmpeg's are code that few have looked at; its other formats may name further files to read.
 _CODECS = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4")
+# FFmpeg decodes the first frames of all tracks as it opens a file.
+_OPENED = {"codec_whitelist": ",".join((*_CODECS, "libdav1d")), "max_pixels": str(MAX_PIXELS)}
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,9 @@ class FilmFrames:
         if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= MAX_FRAMES:
             raise ValueError(f"{name}: num_frames must be a number from 1 to {MAX_FRAMES}, or -1, got {shown(count)}")
         rate = None if rate in (-1, None) else rate
-        if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0):
+        if rate is not None and (
+            isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf
+        ):
             raise ValueError(f"{name}: fps must be a number above 0, or -1, got {shown(rate)}")
         return cls(count, rate)
 
@@ -89,11 +95,15 @@ def film(
     kind = _demuxer(data)
     if kind is None:
         raise VLLMValidationError(f"{name} is no film in MP4 or WebM that can be read", name)
+
+    def opened() -> Any:
+        return av.open(io.BytesIO(data), format=kind, options=_OPENED, metadata_errors="replace")
+
     try:
-        with av.open(io.BytesIO(data), format=kind) as container:
+        with opened() as container:
             count = _num_frames(name, container)
         # A second reader, as those that were read to the end cannot all begin anew.
-        with av.open(io.BytesIO(data), format=kind) as container:
+        with opened() as container:
             return _read(name, container, count, reserve, chosen)
     except (VLLMValidationError, MemoryError):
         raise
@@ -147,7 +157,7 @@ def _read(
     numbers = chosen.numbers(count, rate)
     if reserve is not None:
         reserve(size * len(numbers))
-    context.options = {"max_pixels": str(MAX_PIXELS)}
+    context.options = {"max_pixels": _OPENED["max_pixels"]}
     context.thread_count = 1
     frames = _frames(name, container, stream, set(numbers), (context.height, context.width))
     # A file's last packets may hold no frame of their own.
@@ -160,11 +170,11 @@ def _read(
 
 def _frames(name: str, container: Any, stream: Any, numbers: set[int], shape: tuple[int, int]) -> list[np.ndarray]:
     """The frames of these numbers, uint8 [H, W, 3] each."""
-    ends = time.monotonic() + _MAX_SECONDS
+    ends = time.monotonic() + MAX_SECONDS
     frames: list[np.ndarray] = []
     for number, frame in enumerate(container.decode(stream)):
         if time.monotonic() > ends:
-            raise VLLMValidationError(f"{name} takes more than {_MAX_SECONDS:g} s to decode: send frames of it", name)
+            raise VLLMValidationError(f"{name} takes more than {MAX_SECONDS:g} s to decode: send frames of it", name)
         if number in numbers:
             if (frame.height, frame.width) != shape:
                 raise VLLMValidationError(f"{name} is a film whose frames have several sizes", name)

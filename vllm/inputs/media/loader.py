@@ -16,7 +16,8 @@ from vllm.exceptions import QueueOverflowError, VLLMValidationError, shown
 from vllm.inputs.images import KINDS, MAX_IMAGES, PlacedImage
 from vllm.inputs.media.access import MediaAccess
 from vllm.inputs.media.decoding import check_size, decoded
-from vllm.inputs.media.films import FilmFrames, film
+from vllm.inputs.media.film_process import film_apart
+from vllm.inputs.media.films import FilmFrames
 from vllm.inputs.media.sources import PictureSource
 from vllm.inputs.videos import GivenVideo, as_videos
 
@@ -136,7 +137,7 @@ class PictureLoader:
     def _read(self, source: PictureSource, data: bytes, reserve: Callable[[int], None]) -> Any:
         """The picture or the video in a file."""
         if source.kind == "video":
-            return film(source.name, data, reserve, self._film_frames)
+            return film_apart(source.name, data, reserve, self._film_frames)
         return decoded(source.name, data, reserve)
 
 

@@ -171,9 +171,11 @@ class EngineCore:
         self.executor.check_health()
 
     def shutdown(self) -> None:
-        for closed in hooks(self.scheduler.guests, "closed"):
-            closed()
-        self.executor.shutdown()
+        try:
+            for closed in hooks(self.scheduler.guests, "closed"):
+                closed()
+        finally:
+            self.executor.shutdown()
 
     def collective_rpc(self, method: str | bytes | Callable, args: tuple = (), kwargs: dict | None = None) -> list[Any]:
         """`method`: also the pickle of a function, from the process that started this one."""

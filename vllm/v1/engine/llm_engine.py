@@ -295,8 +295,7 @@ class LLMEngine(BlockingCalls):
         return self.engine_core.collective_rpc(method, args, kwargs)
 
     def apply_model(self, func: Callable[[nn.Module], Any]) -> list[Any]:
-        """Call a function of the model on every worker; one result a worker. With several ranks it must be one of a
-        module that can be imported."""
+        """Call a function of the model on every worker; one result a worker."""
         return self.collective_rpc(partial(_call_with_model, func))
 
     def get_metrics(self) -> list[Metric]:

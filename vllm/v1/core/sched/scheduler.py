@@ -94,14 +94,14 @@ class Scheduler:
                 f"max_tokens {request.max_tokens}), but the cache holds {capacity}"
             )
             raise VLLMValidationError(message, "max_tokens", request.max_tokens)
-        for queued in self._on_queued:
-            queued(request)
         request.length_limit = min(request.max_tokens, self.max_model_len - request.num_prompt_tokens)
         self.requests[request.request_id] = request
         try:
+            for queued in self._on_queued:
+                queued(request)
             self._prepare(request, 0)
         except BaseException:
-            # A guest may ask code of others.
+            # A guest refuses it, maybe by code of others.
             self._end(request)
             raise
 

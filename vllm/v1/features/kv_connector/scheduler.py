@@ -119,6 +119,10 @@ class Connections(SchedulerGuest):
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
+    def queued(self, request: Request) -> None:
+        # Its first step does not wait.
+        self._patience = 0.0
+
     def prepares(self, request: Request) -> bool:
         count, is_async, _ = self._matched(request)
         if count is None:
@@ -148,7 +152,7 @@ class Connections(SchedulerGuest):
             self._patience = _PATIENCE
         elif self._undecided or self.transfers():
             time.sleep(self._patience)
-            self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
+            self._patience = min(max(2 * self._patience, _PATIENCE), _LONGEST_PATIENCE)
         return found
 
     def _matched(self, request: Request) -> tuple[int | None, bool, int]:
@@ -312,7 +316,7 @@ class Connections(SchedulerGuest):
         """Take what the worker's side has said."""
         answer = self._of_all(answers.of_ranks)
         if answer != KVConnectorOutput():
-            self._patience = _PATIENCE
+            self._patience = min(self._patience, _PATIENCE)
         for each in self._loads.values():
             # A connector may tell of these in any step up to the one in which it names the request.
             each.failed |= answer.invalid_block_ids.intersection(each.blocks)
@@ -415,7 +419,11 @@ class Connections(SchedulerGuest):
 
     def closed(self) -> None:
         self.connector.shutdown()
-        self._worker.shut_down()
+        try:
+            self._worker.shut_down()
+        except RuntimeError as error:
+            # Such as where a rank has failed.
+            logger.warning("kv_connector: the workers' connectors were not shut down: %s", error)
 
     def counts(self) -> dict[str, Any]:
         return {

@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vllm.config import VllmConfig
 from vllm.config.checkpoint.shards import shard_files
 from vllm.config.checkpoint.tensor_places import stored_files
@@ -54,7 +52,7 @@ def problem_of(config: VllmConfig) -> str | None:
 
 
 def shelf_of(config: VllmConfig, layout: list[Any]) -> str:
-    """The name of all that an engine's blocks depend on. `layout`: of a block's bytes. OSError: the model's files
+    """The name of all that an engine's blocks depend on. `layout`: see `whole_layout`. OSError: the model's files
     cannot be read."""
     model = config.model_config
     files: list[Path] = []
@@ -63,7 +61,6 @@ def shelf_of(config: VllmConfig, layout: list[Any]) -> str:
     depends_on = {
         "format": FORMAT,
         "code": _code_digest(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
         "seed": None if files else model.seed,
         "adapters": repr(config.lora_config),
         "drafts": _drafts_from(config),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vllm.distributed.stages import get_stage
 from vllm.ops.block_copies import wide
+from vllm.ops.cpu_kernels import packs_for
 from vllm.utils.kv_store.segment import Bytes
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.features.hidden_cache.runner import HiddenCache
@@ -84,9 +85,11 @@ class StoredBlocks(RunnerGuest):
 
     def begin(self, step: SchedulerOutput) -> None:
         # Before a state is loaded from where these go.
-        blocks = step.parts.of(StepBlocks)
-        for state, snapshot in blocks.states_back if blocks is not None else ():
-            self._states.put_bytes(snapshot, self._own_shares([state], self._of_state)[0])
+        blocks, pools = step.parts.of(StepBlocks), _state_pools(self._runner)
+        if blocks is None or pools is None:
+            return
+        for state, snapshot in blocks.states_back:
+            pools.put_bytes(snapshot, self._own_shares([state], self._of_state)[0])
 
     def before_forward(self, step: SchedulerOutput, batch: InputBatch) -> None:
         blocks = step.parts.of(StepBlocks)
@@ -109,9 +112,10 @@ class StoredBlocks(RunnerGuest):
         rows = self._memory.take(len(blocks.out), self._of_block.size)
         self._copy(rows, [each.block_id for each in blocks.out], is_out=True)
         # The guests that keep these come before this one: they have written this step's.
-        states = [self._states.bytes_of(each.block_id)[None] for each in blocks.states_out]
+        pools, nothing = _state_pools(self._runner), torch.empty(0, dtype=torch.uint8)
+        states = [nothing if pools is None else pools.bytes_of(each.block_id) for each in blocks.states_out]
         shares = [self._after_others(rows, self._of_block)]
-        shares += [self._after_others(each, self._of_state) for each in states]
+        shares += [self._after_others(each[None], self._of_state) for each in states]
         if not self._stage.is_last:
             for share in shares:
                 self._stage.send(share)
@@ -136,12 +140,6 @@ class StoredBlocks(RunnerGuest):
         hidden: HiddenCache | None = self._runner.guest(HiddenCache)
         assert hidden is not None
         return hidden
-
-    @property
-    def _states(self) -> StatePools:
-        pools = _state_pools(self._runner)
-        assert pools is not None
-        return pools
 
     @property
     def _of_block(self) -> _Place:
@@ -224,13 +222,14 @@ def block_bytes(runner: Any) -> int:
 
 
 class Layout(NamedTuple):
-    """The parts of a rank's share of a block and of a state, of each the dtype and the shape; and the stage's layers,
-    where other ones would lie otherwise; None: all stages' parts lie as those of one would."""
+    """The parts of a rank's share of a block and of a state, of each the dtype and the shape; the stage's layers, where
+    other ones would lie otherwise (None: all stages' parts lie as those of one would); and what computes them."""
 
     num_ranks: int
     of_block: list[Any]
     of_state: list[Any]
     layers: tuple[int, int] | None
+    cpu: str
 
 
 def layout_of(worker: Any) -> Layout:
@@ -243,7 +242,8 @@ def layout_of(worker: Any) -> Layout:
     # Groups have memory in common; of states and blocks either may be nothing.
     is_plain = own is None or (pools is None and len(runner.kv_layout.windows) == 1)
     layers = None if is_plain else (own.start, own.stop)
-    return Layout(runner.group.world_size, blocks, [] if pools is None else pools.layout, layers)
+    cpu = f"{packs_for()} {torch.backends.cpu.get_cpu_capability()}"
+    return Layout(runner.group.world_size, blocks, [] if pools is None else pools.layout, layers, cpu)
 
 
 def whole_layout(of_ranks: Sequence[Layout]) -> list[Any]:
@@ -252,4 +252,8 @@ def whole_layout(of_ranks: Sequence[Layout]) -> list[Any]:
     stages = of_ranks[::num_ranks][::-1]
     blocks = [part for stage in stages for part in stage.of_block]
     states = [part for stage in stages for part in stage.of_state]
-    return [num_ranks, blocks, states, [stage.layers for stage in stages if stage.layers is not None]]
+    layers = [stage.layers for stage in stages if stage.layers is not None]
+    kinds = [each.cpu for each in of_ranks]
+    # Where machines differ, bits depend on which layers each has.
+    by = kinds[:1] if len(set(kinds)) == 1 else [kinds, [len(each.of_block) for each in of_ranks]]
+    return [num_ranks, blocks, states, layers, by]
