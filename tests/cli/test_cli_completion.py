@@ -38,6 +38,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         monkeypatch.setenv(f"_ARGCOMPLETE{name}", value)
     # It would open, and later close, a descriptor that pytest has.
     monkeypatch.setattr(argcomplete.CompletionFinder, "_init_debug_stream", lambda finder: None)
+    # It is the error stream of when the module was imported, which may be closed by now.
+    monkeypatch.setattr("argcomplete.io.debug_stream", io.StringIO())
     return monkeypatch
 
 
