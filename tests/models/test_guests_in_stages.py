@@ -153,9 +153,12 @@ def test_steps_are_replayed_on_every_stage(name: str, tmp_path: Path) -> None:
     expected, eager = (run(LLM(str(tmp_path), **FIELDS, enforce_eager=each), READS) for each in (False, True))
     assert_equal_bits(eager, expected)
     staged = make_staged_llm(tmp_path, 3, **FIELDS)
-    for _ in range(2):
+    replays = [worker.model_runner.replay.steps for worker in workers(staged)]
+    assert all(steps._records for steps in replays)
+    # How requests share steps depends on the stages' times, and a step is recorded once it comes again.
+    for _ in range(8):
         assert_equal_bits(run(staged, READS), expected)
-    for worker in workers(staged):
-        steps = worker.model_runner.replay.steps
-        assert steps._records and steps._recorded, worker.stage.index
+        if all(steps._recorded for steps in replays):
+            break
+    assert all(steps._recorded for steps in replays)
     staged.llm_engine.engine_core.shutdown()

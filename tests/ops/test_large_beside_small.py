@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import backends, chosen, run
+from backends import backends, chosen, run, weights_rounding
 from layouts import CPP_LEVELS, LEVELS
 from test_packed_attention import starts_of
 from test_packed_attention import truth as attend
@@ -175,8 +175,9 @@ def test_attention(backend: str, dtype: torch.dtype) -> None:
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     starts, scale = starts_of(lengths), 32**-0.5
     got = run(backend, packed_attention, q, k, v, starts, scale)
-    # Scores are off by roundings of sums of about 30, and weights by as much.
-    assert_near(got, attend(q, k, v, starts, scale), 64 * attend(q, k, v.abs(), starts, scale))
+    # Scores are off by roundings of sums of about 30, and weights by as much, or by their own rounding.
+    slack = 64 + weights_rounding(backend, dtype) / SUMS
+    assert_near(got, attend(q, k, v, starts, scale), slack * attend(q, k, v.abs(), starts, scale))
 
 
 @pytest.mark.parametrize("backend", CPP_BACKENDS)
@@ -185,7 +186,8 @@ def test_attention_over_the_cache(backend: str, dtype: torch.dtype) -> None:
     batch = make_batch([(1, 70), (3, 40), (40, 40)], dtype, head_dim=32)
     batch.q[..., ::7] *= 300
     got, truth = batch.run(backend), attend_paged(batch)
-    assert (got.double() - truth).abs().max() <= 2.0**-7
+    # Results are below 4; weights that are rounded move a sum of values of about 1 by less than an eps.
+    assert (got.double() - truth).abs().max() <= 2.0**-7 + weights_rounding(backend, dtype)
 
 
 @pytest.mark.parametrize("backend", ["reference", *CPP_BACKENDS])

@@ -28,8 +28,8 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tracing import continued, make_tracer
-from vllm.utils import function_pickle
 from vllm.utils.checks import check_neutral
+from vllm.utils.function_pickle import pickled
 from vllm.utils.ray_utils import current_placement_group
 from vllm.v1.engine.adapters import distinct, once
 from vllm.v1.engine.calls import EngineCalls, check_pause_mode, routed
@@ -591,7 +591,7 @@ class AsyncLLM(EngineCalls):
         Raises:
             ValueError: the function cannot be sent to another process.
         """
-        sent = method if isinstance(method, str) else function_pickle.sent("collective_rpc", method)
+        sent = method if isinstance(method, str) else pickled("collective_rpc", method)
         return await self._workers(sent, *args, **(kwargs or {}))
 
     async def _quieten(self, mode: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 _READS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
-def sent(caller: str, value: Any) -> bytes:
+def pickled(caller: str, value: Any) -> bytes:
     """A pickle that `pickle.loads` reads.
 
     Raises:

@@ -75,7 +75,7 @@ def test_no_room_is_an_error(llm: LLM, folder: Path, monkeypatch: pytest.MonkeyP
     from vllm.v1.executor import ray_executor
 
     monkeypatch.setattr(ray_executor, "_ROOM_SECONDS", 0.5)
-    with pytest.raises(ValueError, match=r"the cluster had no room for 2 times \{'CPU': 2.0\} within"):
+    with pytest.raises(ValueError, match=r"the cluster had no room for \{'CPU': 2.0\} and \{'CPU': 2.0\} within"):
         make_tiny_llm(folder, tensor_parallel_size=2, distributed_executor_backend="ray")
 
 

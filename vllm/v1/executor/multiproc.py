@@ -27,8 +27,8 @@ from vllm.distributed.shared_memory import Links, SharedMemoryCommunicator, make
 from vllm.distributed.stages import ONLY, Stage, StageEnds, building_stage, connect_ends, make_ends
 from vllm.loader.packed_weights import Plan, planned
 from vllm.loader.stage_layers import layers_of_stage
-from vllm.utils import function_pickle
 from vllm.utils.child_signals import starting_child
+from vllm.utils.function_pickle import pickled
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.worker import call_worker, make_worker, worker_device
 from vllm.v1.executor.worker_monitor import WorkerHandle, WorkerMonitor
@@ -193,7 +193,7 @@ class MultiprocExecutor:
         worker, in the order of ranks. ValueError: the call cannot be pickled for the other ranks; RuntimeError: it
         raised on another rank (the traceback); EngineDeadError: a rank failed, now or before."""
         self._monitor.check()
-        call = function_pickle.sent("collective_rpc", (method, args, kwargs or {}))
+        call = pickled("collective_rpc", (method, args, kwargs or {}))
         try:
             self._monitor.send(CALL, call)
             result = call_worker(self.worker, method, args, kwargs or {})
