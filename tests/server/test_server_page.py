@@ -84,7 +84,7 @@ def test_flags_of_the_page_are_the_servers() -> None:
 def test_what_the_readme_says_there_is_not() -> None:
     """Parts of these kinds are refused by name, as test_pictures.py and test_videos.py try."""
     (claim,) = re.findall(r"Not yet: ([^.]+)\.", README.replace("\n", " "))
-    assert claim == "sound, and films that have to be decoded"
+    assert claim == "sound"
 
 
 def test_pythons_and_version_of_the_readme() -> None:

@@ -35,7 +35,7 @@ _MODE = "raw_logprobs"
 _MOST_WAITING = 256
 # While the server has requests, a reading is followed by a rest of so many times its seconds: on few cores even a
 # process that yields to all others slows steps, which wait for the slowest of their threads.
-_RESTS = 19
+_RESTS = 199
 _WAIT_SECONDS = 0.02
 _END_SECONDS = 5.0
 _DELTAS = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
