@@ -12,6 +12,7 @@ import torch
 import vllm
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import PlaceholderRange
+from vllm.multimodal.media import MediaConnector
 from vllm.multimodal.utils import encode_image_url, fetch_audio, fetch_image, fetch_video
 from vllm.sequence import IntermediateTensors, Logprob
 from vllm.tokenizers.mistral import MistralTokenizer
@@ -44,6 +45,13 @@ def test_media():
     assert fetch_image(url).getpixel((0, 0)) == (255, 0, 0)
     with pytest.raises(ValueError, match="allowed-local-media-path"):
         fetch_image("file:///a.png")
+    assert fetch_image(url, {}).size == fetch_image(url).size
+    with pytest.raises(ValueError, match="image_io_kwargs: pictures are read as they are"):
+        fetch_image(url, {"rgba_background_color": (0, 0, 0)})
+    with pytest.raises(ValueError, match="media_io_kwargs has num_frames and fps of video"):
+        MediaConnector({"image": {"size": 3}})
+    with pytest.raises(ValueError, match="connection: pictures are fetched"):
+        MediaConnector(connection=object())
 
 
 def test_usage_is_not_told():

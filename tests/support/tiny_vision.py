@@ -643,6 +643,13 @@ def _resolved(value: Any, tokenizer: Any) -> Any:
     return value
 
 
+def prompt_of_two(name: str, seeds: Sequence[int]) -> dict[str, Any]:
+    """A prompt of a family's with the pictures that these two seeds draw."""
+    place = FAMILIES[name].placeholder
+    text = f"one{place} two and more words{place} three and yet more words"
+    return {"prompt": text, "multi_modal_data": {"image": [draw(40, 40, seed) for seed in seeds]}}
+
+
 def draw(width: int, height: int, seed: int, mode: str = "RGB") -> Image.Image:
     """A gradient with some shapes and words on it."""
     rng = np.random.default_rng(seed)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.media.access import MediaAccess
+from vllm.inputs.media.films import FilmFrames
 from vllm.inputs.media.loader import PictureLoader
 from vllm.inputs.media.sources import PictureSource
 
@@ -100,9 +101,13 @@ class MediaConnector:
     """Pictures of URLs, for prompts. Of sound there are none, and a video is its frames here.
 
     Args:
-        media_io_kwargs, connection: not read.
+        media_io_kwargs: of videos alone, see `FilmFrames.of`.
+        connection: None, as the pictures' own checks stand before each fetch.
         allowed_local_media_path: the folder below which files are read; empty: none is.
         allowed_media_domains: hosts from which pictures are fetched; None: none.
+
+    Raises:
+        ValueError: an argument asks for something else.
     """
 
     def __init__(
@@ -113,6 +118,9 @@ class MediaConnector:
         allowed_local_media_path: str = "",
         allowed_media_domains: list[str] | None = None,
     ) -> None:
+        if connection is not None:
+            raise ValueError(f"connection: pictures are fetched by connections of their own; leave out {connection!r}")
+        FilmFrames.of(media_io_kwargs)
         self._loader = PictureLoader(MediaAccess.of(allowed_media_domains, allowed_local_media_path))
 
     def fetch_image(self, image_url: str, *, image_mode: str | None = "RGB") -> Any:
@@ -137,7 +145,10 @@ def fetch_image(image_url: str, image_io_kwargs: Any = None) -> Any:
 
     Raises:
         VLLMValidationError: it is another URL, or has no picture.
+        ValueError: image_io_kwargs asks for something.
     """
+    if image_io_kwargs:
+        raise ValueError(f"image_io_kwargs: pictures are read as they are; leave out {image_io_kwargs!r}")
     return MediaConnector().fetch_image(image_url)
 
 

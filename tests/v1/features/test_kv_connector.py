@@ -16,7 +16,7 @@ from architectures import make_architecture
 from preloaded import FORKED
 from tiny_adapters import make_adapter
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
-from tiny_vision import FAMILIES, draw, make_vision_model
+from tiny_vision import make_vision_model, prompt_of_two
 from transformers import AutoModelForCausalLM
 
 from vllm import LLM, SamplingParams
@@ -166,14 +166,10 @@ def test_adapters_are_told(folder, tmp_path):
 
 def test_pictures_are_told_by_their_values(tmp_path):
     make_vision_model("llava", tmp_path / "model")
-    place = FAMILIES["llava"].placeholder
-    text = f"one{place} two and more words{place} three and yet more words"
-    pictures = [draw(40, 40, seed) for seed in range(3)]
 
     def read(seeds: tuple[int, int], **fields: Any) -> Any:
         llm = LLM(str(tmp_path / "model"), dtype="float32", limit_mm_per_prompt={"image": 2}, **fields)
-        prompt = {"prompt": text, "multi_modal_data": {"image": [pictures[seed] for seed in seeds]}}
-        outputs = llm.generate(prompt, READS, use_tqdm=False)
+        outputs = llm.generate(prompt_of_two("llava", seeds), READS, use_tqdm=False)
         end(llm)
         return outputs
 

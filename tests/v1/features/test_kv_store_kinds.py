@@ -11,7 +11,7 @@ from prediction_models import Reference
 from test_kv_store import NUM_BLOCKS, PROMPTS, READS, cached, counts, end, readings, run
 from thread_stages import make_staged_llm
 from tiny_llm import make_tiny_llm, make_tiny_model
-from tiny_vision import FAMILIES, draw, make_vision_model
+from tiny_vision import make_vision_model, prompt_of_two
 
 from vllm import LLM, SamplingParams
 
@@ -170,14 +170,10 @@ def test_a_draft_model_computes_what_it_needs_of_stored_prompts(dense, tmp_path)
 
 def test_pictures_are_found_by_their_values(tmp_path):
     make_vision_model("llava", tmp_path / "model")
-    place = FAMILIES["llava"].placeholder
-    text = f"one{place} two and more words{place} three and yet more words"
-    pictures = [draw(40, 40, seed) for seed in range(3)]
 
     def read(seeds: tuple[int, int], **fields: Any) -> Any:
         llm = LLM(str(tmp_path / "model"), dtype="float32", limit_mm_per_prompt={"image": 2}, **fields)
-        names = {"multi_modal_uuids": {"image": ["a", "b"]}}
-        prompt = {"prompt": text, "multi_modal_data": {"image": [pictures[seed] for seed in seeds]}, **names}
+        prompt = {**prompt_of_two("llava", seeds), "multi_modal_uuids": {"image": ["a", "b"]}}
         outputs = llm.generate(prompt, READS, use_tqdm=False)
         end(llm)
         return outputs
