@@ -153,7 +153,7 @@ def on_host(tensor: Tensor) -> Tensor:
 
 
 def put(tensor: Tensor, host: Tensor) -> None:
-    """What `on_host` gave into `tensor`, unless that is its memory."""
+    """Copy what `on_host` gave into `tensor`, unless that is its memory."""
     if host.data_ptr() != tensor.data_ptr():
         tensor.copy_(host.view(tensor.dtype))
 
