@@ -559,7 +559,7 @@ def test_processes_share_memory(model: Path, packed: Path) -> None:  # noqa: F81
 
 
 def agreed(model: Path, packed: Path) -> list[tuple[str | None, bool]]:  # noqa: F811
-    """What two ranks that ask each other are to do with their shares, and whether these are there."""
+    """The work of two ranks that ask each other, and whether their shares are there."""
     ranks = ThreadRanks(2)
     args = EngineArgs(str(model), skip_tokenizer_init=True, max_model_len=32, dtype="float32", tensor_parallel_size=2)
     config = args.create_engine_config().model_config
