@@ -2,8 +2,8 @@
 by one operator: its counterpart of a stream.
 
 PyTorch takes some microseconds to reach an operator, which is much of a small decode step; and after a kernel with many
-rows, which leaves nothing of Python and PyTorch in the caches, more than a hundred, while OpenMP's threads fall asleep. The
-C++ operators record the calls of their kernels, which hold nothing but addresses.
+rows, which leaves nothing of Python and PyTorch in the caches, more than a hundred, while OpenMP's threads fall asleep.
+The C++ operators record the calls of their kernels, which hold nothing but addresses.
 """
 
 from __future__ import annotations

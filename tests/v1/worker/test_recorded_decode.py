@@ -66,16 +66,19 @@ def test_every_bit_is_that_of_the_modules(folder, fields):
     assert set(recordings(llm)) == {1, 2, 3, 4, 5}
 
 
-@pytest.mark.parametrize("fields", [{}, {"quantization": "int8"}, {"dtype": "float32"}], ids=["bf16", "int8", "fp32"])
+@pytest.mark.parametrize("fields", [{}, {"quantization": "int8"}], ids=["bf16", "int8"])
 def test_every_bit_of_deferred_steps_is_that_of_the_modules(folder, monkeypatch, fields):
     """Prompts alone, in pieces beside decodes, with tokens in common, and read at all positions."""
     monkeypatch.setattr(deferred_steps, "LEAST_TOKENS", 5)
-    llm, modules = (make_llm(folder, max_num_batched_tokens=16, enforce_eager=eager, **fields) for eager in (False, True))
+    fields = {**fields, "max_num_batched_tokens": 16}
+    llm, modules = make_llm(folder, **fields), make_llm(folder, enforce_eager=True, **fields)
     assert_same(generate(llm, 5), generate(modules, 5))
     start = random_prompts(199, (37,))[0]
-    inputs = [{"prompt_token_ids": [*start[:21], *range(5 + count)]} for count in range(3)] + [{"prompt_token_ids": start}]
+    prompts = [start, *([*start[:21], *range(5 + count)] for count in range(3))]
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
     params = SamplingParams(max_tokens=1, prompt_logprobs=2, detokenize=False)
-    for ours, theirs in zip(*(each.generate(inputs, params, use_tqdm=False) for each in (llm, modules)), strict=True):
+    outputs = (each.generate(inputs, params, use_tqdm=False) for each in (llm, modules))
+    for ours, theirs in zip(*outputs, strict=True):
         np.testing.assert_array_equal(ours.prompt_logprobs.logprobs, theirs.prompt_logprobs.logprobs)
     assert large_steps(llm)._defers
 

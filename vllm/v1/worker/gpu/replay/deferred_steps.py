@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vllm.ops.recording import Deferral, RecordedMemory, Recording
@@ -23,7 +24,8 @@ class DeferredSteps:
     def __init__(self, runner: Any, memory: RecordedMemory) -> None:
         """Results are written to `memory`."""
         self._runner, self._memory = runner, memory
-        self._defers: bool | None = None  # None: not known yet
+        # None: not known yet. A library that was built from older sources cannot defer.
+        self._defers = None if hasattr(torch.ops.vllm_cpu, "flush_recording") else False
 
     def takes(self, batch: InputBatch) -> bool:
         """Whether the step is deferred, or the first one."""
