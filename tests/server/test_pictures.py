@@ -382,7 +382,6 @@ VIDEO = {"type": "video_url", "video_url": {"url": "data:video/jpeg;base64,AAAA"
     ("url", "body"),
     [
         ("/v1/responses", {"input": "content"}),
-        ("/v1/decisions", {"input": "content", "questions": [{"type": "predicate", "instructions": "cat?"}]}),
         ("/v1/messages", {"messages": "content", "max_tokens": 2}),
         ("/v1/messages/count_tokens", {"messages": "content"}),
     ],

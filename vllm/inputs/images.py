@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,19 @@ MAX_IMAGES = 999
 KINDS = {"image": "pictures", "video": "videos"}
 """The kinds of media that are read, and what several of a kind are called."""
 DATA, UUIDS, OPTIONS = "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"
+
+
+@dataclass(frozen=True)
+class ReadMedia:
+    """What a model reads beside texts.
+
+    Attributes:
+        words: by kind, what stands for one in a prompt's text; empty: it reads texts alone.
+        why_not: why it reads none; "": nobody asked.
+    """
+
+    words: Mapping[str, str] = field(default_factory=dict)
+    why_not: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,8 +56,7 @@ class ChatWriter:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         content_format: str = "auto",
         tool_prompt: ToolPrompt | None = None,
-        picture_text: str | None = None,
-        video_text: str | None = None,
+        media_words: Mapping[str, str] | None = None,
         usual_template: str | None = None,
     ) -> None:
         _check_arguments(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
@@ -73,7 +72,7 @@ class ChatWriter:
         self._tokenizer, self._template, self._format = tokenizer, template, content_format
         self._told = tool_prompt if tool_prompt is not None and not shows_tools(template) else None
         self.is_continued = continue_final_message
-        self._words = {"image": picture_text, "video": video_text}
+        self._words = media_words or {}
         self._options = {
             "chat_template": template,
             "add_generation_prompt": add_generation_prompt,
@@ -134,17 +133,12 @@ class ChatWriter:
     @cached_property
     def _pictures(self) -> Mapping[str, Mapping[str, str]]:
         """See `pictures_of_template`, by kind; empty: contents are to be texts."""
-        nothing: dict[str, Mapping[str, str]] = {kind: {} for kind in self._words}
         if self._format == "string":
-            return nothing
+            return {}
         try:
-            return {
-                kind: pictures_of_template(self._template, kind)
-                for kind, word in self._words.items()
-                if word or kind == "image"
-            }
+            return {kind: pictures_of_template(self._template, kind) for kind in self._words}
         except Exception:  # what cannot be compiled; rendering says why
-            return nothing
+            return {}
 
     def _writes(self, part: Mapping[str, Any], role: str) -> bool:
         """Whether the template writes a picture's part in a role's messages."""
@@ -155,11 +149,11 @@ class ChatWriter:
         message behind it, if need be, and without any help of the template as the model's word for one.
 
         Raises:
-            VLLMValidationError: some cannot be written, or texts have the word.
+            VLLMValidationError: texts have the word.
         """
         texts = [part["text"] for each in conversation for part in _parts(each["content"]) if not is_picture(part)]
         for word in self._words.values():
-            if word and any(word in text for text in texts):
+            if any(word in text for text in texts):
                 message = f"a text beside pictures has {word!r}, which stands for one: leave it out"
                 raise VLLMValidationError(message, pictures[0].name.partition("[")[0])
         result: list[Message] = []
@@ -175,16 +169,12 @@ class ChatWriter:
                 if role == "tool" and all(self._writes(part, "user") for part in own):
                     moved += own
                     each = {**each, "content": content_text(content)}
-                elif all(self._words[part["type"]] for part in unwritten):
+                else:
                     parts = [
                         {"type": "text", "text": self._words[part["type"]]} if part in unwritten else part
                         for part in content
                     ]
                     each = {**each, "content": parts}
-                else:
-                    name = unwritten[0][SOURCE].name
-                    message = f"{name}: the chat template writes no pictures in messages of role {role!r}"
-                    raise VLLMValidationError(message, name)
             result.append(each)
         return [*result, {"role": "user", "content": moved}] if moved else result
 

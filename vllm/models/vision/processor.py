@@ -190,12 +190,12 @@ class PictureProcessor(_KeptPictures):
         self._dtype = model_config.dtype
         # Some have a word of their own for a picture, beside the one for a row.
         self._placeholder: str = getattr(self._processor, "image_placeholder_token", self._processor.image_token)
-        # The words that stand for items in a prompt, by kind.
-        self._words: dict[str, str] = {"image": self._placeholder}
+        self.words: dict[str, str] = {"image": self._placeholder}
+        """What stands for a picture in a prompt's text, and where videos are read for one of these, by kind."""
         if self.family.reads_videos:
-            self._words["video"] = self._processor.video_token
+            self.words["video"] = self._processor.video_token
         self._word_ids: dict[int, str] = {}
-        for kind, word in self._words.items():
+        for kind, word in self.words.items():
             word_ids = hf_tokenizer.encode(word, add_special_tokens=False)
             if len(word_ids) == 1:  # a video's may be a text like any other, which ids cannot tell
                 self._word_ids[word_ids[0]] = kind
@@ -221,16 +221,6 @@ class PictureProcessor(_KeptPictures):
             ) from error
         shapes = {name: tuple(_as_tensor(data[name]).shape) for name in self._of_positions & data.keys()}
         return dict.fromkeys(data, ()) | shapes, text if text == of_other else None
-
-    @property
-    def placeholder(self) -> str:
-        """The word that stands for a picture in a prompt's text."""
-        return self._placeholder
-
-    @property
-    def video_placeholder(self) -> str | None:
-        """The word that stands for a video in a prompt's text; None: there are no videos."""
-        return self._words.get("video")
 
     def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
         try:
@@ -387,8 +377,8 @@ class PictureProcessor(_KeptPictures):
             VLLMValidationError: it has another number of placeholders than pictures, or videos.
         """
         text = self._laid_out(text, _count(pictures, "image"))
-        self._check_counts({kind: text.count(word) for kind, word in self._words.items()}, pictures)
-        kinds = {word: kind for kind, word in self._words.items()}
+        self._check_counts({kind: text.count(word) for kind, word in self.words.items()}, pictures)
+        kinds = {word: kind for kind, word in self.words.items()}
         left, order = _queues(pictures), list[Processed]()
 
         def put(found: re.Match[str]) -> str:
@@ -410,7 +400,7 @@ class PictureProcessor(_KeptPictures):
 
     def expand_ids(self, ids: Sequence[int], pictures: Sequence[Processed]) -> tuple[list[int], list[Processed]]:
         """As `expand_text`. A prompt that is expanded already is left alone."""
-        counts = dict.fromkeys(self._words, 0) | {kind: ids.count(token) for token, kind in self._word_ids.items()}
+        counts = dict.fromkeys(self.words, 0) | {kind: ids.count(token) for token, kind in self._word_ids.items()}
         is_short = all(count == _count(pictures, kind) for kind, count in counts.items())
         # The text that stands for a picture may have the word for one in it.
         is_short = is_short and not self._word_ids.keys().isdisjoint(self.family.all_row_ids)
@@ -471,7 +461,7 @@ class PictureProcessor(_KeptPictures):
             if count != wanted:
                 message = (
                     f"{DATA} has {wanted} {KINDS[kind]}, and the prompt says where to put {count}: it must have "
-                    f"{self._words[kind]} for each"
+                    f"{self.words[kind]} for each"
                 )
                 raise VLLMValidationError(message, DATA, wanted)
 
@@ -523,7 +513,6 @@ def _queues(pictures: Sequence[Processed]) -> dict[str, Iterator[Processed]]:
 class LonePictureProcessor(_KeptPictures):
     """Processes pictures that are whole prompts, for models that make one vector of a text or a picture."""
 
-    video_placeholder: str | None = None
     chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     """A conversation's texts, for models whose tokenizers have no template, as these haven't."""
 
@@ -533,8 +522,9 @@ class LonePictureProcessor(_KeptPictures):
         self._name = model_config.architecture
         self._images = _image_processor(Path(model_config.path))
         self._special_ids = list(hf_tokenizer.all_special_ids)
-        self.placeholder: str = hf_tokenizer.all_special_tokens[-1]
-        """The word that stands for a picture in a conversation's text."""
+        self._placeholder: str = hf_tokenizer.all_special_tokens[-1]
+        self.words = {"image": self._placeholder}
+        """What stands for a picture in a conversation's text."""
 
     def _given_rows(self, given: Mapping[str, Any]) -> GivenRows:
         raise VLLMValidationError(f"{ROWS}: {self._name} has no rows of pictures: pass the picture", ROWS)
@@ -546,7 +536,7 @@ class LonePictureProcessor(_KeptPictures):
             field = OPTIONS if options else DATA
             raise VLLMValidationError(f"{field}: the picture cannot be processed: {error}", field) from error
         values = {name: _as_tensor(value) for name, value in data.items()}
-        return Processed(digest, self.placeholder, self._special_ids[-1:], np.zeros(1, np.int64), values)
+        return Processed(digest, self._placeholder, self._special_ids[-1:], np.zeros(1, np.int64), values)
 
     def expand_text(self, text: str, pictures: list[Processed]) -> tuple[str, list[Processed]]:
         """The prompt of a picture, whose tokens nothing is made of.
@@ -554,8 +544,8 @@ class LonePictureProcessor(_KeptPictures):
         Raises:
             VLLMValidationError: there is a text beside it, or another picture.
         """
-        self._check(not text.strip() or text.strip() == self.placeholder, pictures)
-        return self.placeholder, pictures
+        self._check(not text.strip() or text.strip() == self._placeholder, pictures)
+        return self._placeholder, pictures
 
     def expand_ids(self, ids: Sequence[int], pictures: list[Processed]) -> tuple[list[int], list[Processed]]:
         """As `expand_text`."""
