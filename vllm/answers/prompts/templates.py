@@ -62,7 +62,7 @@ def written_conversations(
     """`render_texts`, with what else is known of each prompt. `media`: what parts may be beside texts."""
     media = media or ReadMedia()
     conversations = named_conversations(messages, True, media)
-    writer = ChatWriter(tokenizer, media_words=media.words, **options)
+    writer = ChatWriter(tokenizer, media=media, **options)
     return [writer.write(name, conversation) for name, conversation in conversations]
 
 

@@ -121,8 +121,9 @@ class InputProcessor:
     def read_media(self) -> ReadMedia:
         """What texts of prompts may have beside words."""
         why_not = self.model_config.why_no_images
-        is_text = bool(why_not) or self.tokenizer is None
-        return ReadMedia(why_not=why_not) if is_text else ReadMedia(self.pictures.words)
+        if why_not or self.tokenizer is None:
+            return ReadMedia(why_not=why_not)
+        return ReadMedia(self.pictures.words, interleaved=self.model_config.interleave_mm_strings)
 
     def hf_tokenizer(self) -> Any:
         """The model's tokenizer as transformers has it.
