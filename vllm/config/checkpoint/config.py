@@ -163,7 +163,7 @@ def read_config(
 
 
 def _with_own(whole: dict[str, Any], overrides: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
-    """A whole model's entries with those of the overrides that its text decoder has not, which these lose; dicts, such as
+    """A whole model's entries with those of the overrides that its text decoder has not, and these lose; dicts, such as
     vision_config, keep what is not overridden."""
     own = {name: overrides.pop(name) for name in whole.keys() & overrides.keys() - text.keys() - {"text_config"}}
     for name, value in own.items():
