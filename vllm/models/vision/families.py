@@ -43,7 +43,8 @@ _USUAL = frozenset(
         "self input_ids attention_mask position_ids cache past_key_values inputs_embeds mm_encoder_outputs labels "
         "use_cache vision_feature_select_strategy image_hidden_states kwargs pixel_values_videos video_grid_thw "
         "image_sizes_videos vision_aspect_ratio batch_num_images cache_position logits_to_keep output_attentions "
-        "output_hidden_states return_dict rope_deltas second_per_grid_ts lm_kwargs"
+        "output_hidden_states return_dict rope_deltas second_per_grid_ts lm_kwargs target_sizes_videos "
+        "video_compression_mask video_merge_sizes"
     ).split()
 )
 

@@ -13,7 +13,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +44,7 @@ class Processed(NamedTuple):
         rows: int64 [N], those of `ids` that stand for rows.
         values: the tower's arguments.
         kind: "image" or "video".
+        is_numbered: whether its number in the prompt is written before it.
     """
 
     digest: str
@@ -53,6 +53,7 @@ class Processed(NamedTuple):
     rows: np.ndarray
     values: dict[str, Tensor]
     kind: str = "image"
+    is_numbered: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -237,7 +238,21 @@ class PictureProcessor(_KeptPictures):
         if self.family.marker_ids:
             order = {token: index for index, token in enumerate(self.family.row_ids)}
             values[ROW_KINDS] = torch.tensor([order[ids[row]] for row in rows.tolist()])
-        return Processed(digest, text, ids, rows, values)
+        return Processed(digest, text, ids, rows, values, is_numbered=self._numbers(self._merged(options, known_as)))
+
+    def _numbers(self, merged: Mapping[str, Any]) -> bool:
+        """Whether the processor writes their numbers before a prompt's pictures."""
+        asked = merged["images_kwargs"].get("use_image_id", merged.get("use_image_id"))
+        usual = getattr(self._processor, "default_use_image_id", False)
+        return hasattr(self._processor, "_prepend_local_ids") and bool(usual if asked is None else asked)
+
+    def _number_before(self, picture: Processed, number: int) -> str:
+        """The text before a picture or a video of a prompt, the one with this number of its kind."""
+        if not picture.is_numbered:
+            return ""
+        word = self.words[picture.kind]
+        texts: list[str] = self._processor._prepend_local_ids([word * (number + 1)], [""] * (number + 1), word)
+        return texts[number]
 
     def _data_of(self, image: Any, options: dict[str, Any], known_as: str) -> tuple[Mapping[str, Any], str]:
         """transformers' values of a picture, and what stands for it in a prompt."""
@@ -382,8 +397,10 @@ class PictureProcessor(_KeptPictures):
         left, order = _queues(pictures), list[Processed]()
 
         def put(found: re.Match[str]) -> str:
-            order.append(next(left[kinds[found.group()]]))
-            return order[-1].text
+            picture = next(left[kinds[found.group()]])
+            before = self._number_before(picture, _count(order, picture.kind))
+            order.append(picture)
+            return before + picture.text
 
         return re.sub("|".join(map(re.escape, kinds)), put, text), order
 
@@ -416,8 +433,12 @@ class PictureProcessor(_KeptPictures):
             if kind is None:
                 result.append(token)
                 continue
-            order.append(next(left[kind]))
-            result += order[-1].ids
+            picture = next(left[kind])
+            if before := self._number_before(picture, _count(order, kind)):
+                with self._lock:
+                    result += self._tokenizer.encode(before, add_special_tokens=False)
+            order.append(picture)
+            result += picture.ids
             if kind == "image":
                 num_images -= 1
                 result += [] if num_images else after_last
@@ -493,13 +514,20 @@ class PictureProcessor(_KeptPictures):
         for name in self._of_positions:
             if own := [each.values[name] for each in pictures if name in each.values]:
                 together[name] = torch.cat(own)
-        holder = SimpleNamespace(config=self.family.config)
-        if hasattr(self.family.base, "get_vision_position_ids"):
-            holder.get_vision_position_ids = self.family.base.get_vision_position_ids.__get__(holder)
         tokens = torch.tensor([list(ids)])
-        positions, _ = self.family.base.get_rope_index(holder, tokens, mm_token_type_ids=kinds, **together)
+        positions, _ = _WithoutWeights(self.family).get_rope_index(tokens, mm_token_type_ids=kinds, **together)
         found: np.ndarray = positions[:, 0].long().numpy()
         return found
+
+
+class _WithoutWeights:
+    """transformers' model with its configuration and methods alone."""
+
+    def __init__(self, family: PictureFamily) -> None:
+        self.config, self._base = family.config, family.base
+
+    def __getattr__(self, name: str) -> Any:
+        return inspect.getattr_static(self._base, name).__get__(self, type(self))
 
 
 def _count(pictures: Sequence[Processed], kind: str) -> int:
@@ -645,7 +673,10 @@ def _make_processor(family: PictureFamily, folder: Path, tokenizer: Any) -> Any:
     known = inspect.signature(found.__init__).parameters
     options = {key: value for key, value in own.items() if key in known and key not in parts}
     try:
-        return Pictures(**parts, **options)
+        try:
+            return Pictures(**parts, **options)
+        except AttributeError:  # some ask the video's part what the picture's says, too
+            return Pictures(**parts | {"video_processor": images}, **options)
     except Exception as error:
         raise ValueError(
             f"{folder.name}: transformers' {name} cannot be built: {error}; pass language_model_only=True"
