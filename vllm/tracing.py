@@ -174,7 +174,7 @@ class RequestTracer:
 
 def make_tracer(config: VllmConfig) -> RequestTracer | None:
     """The tracer of an engine; None: it does not trace."""
-    endpoint = config.observability_config.otlp_traces_endpoint
+    endpoint = config.otlp_traces_endpoint
     if not endpoint:
         return None
     return RequestTracer(endpoint, (*config.model_config.served_model_name, config.model_config.model)[0])

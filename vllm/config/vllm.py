@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from vllm import envs
 from vllm.config.cache import CacheConfig
@@ -12,7 +12,6 @@ from vllm.config.kv_events import KVEventsConfig
 from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.lora import LoRAConfig
 from vllm.config.model import ModelConfig
-from vllm.config.observability import ObservabilityConfig
 from vllm.config.parallel import ParallelConfig
 from vllm.config.scheduler import SchedulerConfig
 from vllm.config.speculative import SpeculativeConfig
@@ -32,7 +31,8 @@ class VllmConfig:
     """Where traces of start_profile go; "" = nowhere."""
     weight_transfer_config: Any = field(default=None, compare=False)
     """As given: trainers ask a server for it."""
-    observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig, repr=False, compare=False)
+    otlp_traces_endpoint: str | None = field(default=None, repr=False, compare=False)
+    """Where spans of requests go; None: nowhere."""
     structured_outputs_config: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
     lora_config: LoRAConfig | None = None
     """None: no adapters."""
@@ -42,15 +42,6 @@ class VllmConfig:
     """None: no events of KV blocks are published."""
     kv_transfer_config: KVTransferConfig | None = None
     """None: no connector carries KV blocks."""
-    # Not served; callers look whether it is configured.
-    reasoning_config: ClassVar[None] = None
-    ec_transfer_config: ClassVar[None] = None
-    quant_config: ClassVar[None] = None
-
-    @property
-    def use_v2_model_runner(self) -> bool:
-        """True: there is no other."""
-        return True
 
     @property
     def kv_cache_dtype(self) -> str:

@@ -16,6 +16,7 @@ _ROOT = "vllm."
 _WITH_MORE = {
     "vllm.attention",
     "vllm.config",
+    "vllm.config.load",
     "vllm.config.lora",
     "vllm.distributed",
     "vllm.distributed.parallel_state",
@@ -24,6 +25,7 @@ _WITH_MORE = {
     "vllm.logprobs",
     "vllm.tokenizers",
     "vllm.utils",
+    "vllm.utils.serial_utils",
     "vllm.v1.core.kv_cache_manager",
     "vllm.v1.engine",
     "vllm.v1.engine.core",
@@ -37,9 +39,11 @@ _WITH_MORE = {
 # Modules that have, or whose classes have, further attributes: attributes.py has them, a row each.
 _WITH_ATTRIBUTES = {
     "vllm.config.device",
+    "vllm.config.kv_transfer",
     "vllm.config.model",
     "vllm.config.parallel",
     "vllm.config.vllm",
+    "vllm.distributed.communicator",
     "vllm.entrypoints.async_llm",
     "vllm.entrypoints.llm",
     "vllm.logprobs.flat",
