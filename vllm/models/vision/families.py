@@ -65,7 +65,7 @@ _WITH_VIDEOS = frozenset(
     ).split()
 )
 # Models whose forward pass takes more, which is done here or is of other media: the tests compare them.
-_COMPARED = frozenset({"gemma3n", "gemma4", "gemma4_unified", "ovis2"})
+_COMPARED = frozenset({"gemma3n", "granite4_vision", "gemma4", "gemma4_unified", "ovis2"})
 
 
 @dataclass(frozen=True)
@@ -144,14 +144,17 @@ class PictureFamily:
 
     @property
     def parts_of_a_row(self) -> int:
-        """How many embeddings a row of the tower is: its token's, and those that are added after the first layers."""
-        return 1 + self.num_added_to
+        """How many embeddings a row of the tower is: its token's, and those that are added before some layers."""
+        return 1 + len(self.added_before)
 
     @property
-    def num_added_to(self) -> int:
-        """After how many layers, the first ones, something of a row is added."""
+    def added_before(self) -> tuple[int, ...]:
+        """The layers before which something of a row is added."""
+        if self.config.model_type == "granite4_vision":
+            spatial = self.config.spatial_target_layers
+            return tuple(sorted({*spatial, *(layer for _, layer in self.config.deepstack_layer_map)}))
         tower = getattr(self.config, "vision_config", None)
-        return len(getattr(tower, "deepstack_visual_indexes", None) or ())
+        return tuple(range(1, 1 + len(getattr(tower, "deepstack_visual_indexes", None) or ())))
 
 
 def whole_blocks(raw: Mapping[str, Any]) -> Whole | None:
