@@ -163,7 +163,7 @@ def test_names_are_shared_by_those_of_a_salt(server):
 
 def test_a_template_of_texts_gets_the_models_word(server, llm):
     texts = "{% for m in messages %}{{ m.role + ':' + m.content }}{% endfor %}"
-    want = wanted(llm, "user:{}\nsee\nthere", FIRST)
+    want = wanted(llm, "user:<|image_pad|>\nsee\nthere", FIRST)
     check(readings(chat(server, user("see", part(), "there"), chat_template=texts)), want)
 
 
