@@ -64,7 +64,6 @@ class VllmConfig:
         model = self.model_config
         for problem, option in (
             (self.device_config.device != "cpu", "device='cpu'"),
-            (self.parallel_config.pipeline_parallel_size > 1, "pipeline_parallel_size=1"),
             (
                 # Each rank would hear its own connector alone, and schedule other steps than the rest.
                 self.parallel_config.tensor_parallel_size > 1
@@ -72,15 +71,23 @@ class VllmConfig:
                 "distributed_executor_backend='mp' or 'ray'",
             ),
             (not self.cache_config.enable_prefix_caching, "a causal model and enable_prefix_caching=True"),
-            (self.speculative_config is not None, "no speculative_config"),
+            (
+                # Their drafts follow from final hidden states of the prompt, which connectors do not carry.
+                self.speculative_config is not None and self.speculative_config.method in ("mtp", "eagle", "eagle3"),
+                "a speculative_config of the method 'ngram', 'suffix' or 'draft_model', or none",
+            ),
             (model.enable_prompt_embeds, "enable_prompt_embeds=False"),
             (bool(self.cache_config.kv_store), "no kv_store"),
         ):
             if problem:
                 raise ValueError(f"kv_transfer_config needs {option}")
         recomputes = self.kv_transfer_config is not None and self.kv_transfer_config.recomputes
-        if recomputes and self.scheduler_config.async_scheduling:
-            raise ValueError("kv_load_failure_policy='recompute' needs async_scheduling=False, or take 'fail'")
+        for is_ahead, option in (
+            (self.scheduler_config.async_scheduling, "async_scheduling=False"),
+            (self.parallel_config.pipeline_parallel_size > 1, "pipeline_parallel_size=1"),
+        ):
+            if recomputes and is_ahead:
+                raise ValueError(f"kv_load_failure_policy='recompute' needs {option}, or take 'fail'")
 
     def _check_stages(self) -> None:
         """ValueError: an option with which a model cannot be split by layers."""
