@@ -26,7 +26,7 @@ DATA, UUIDS, OPTIONS = "multi_modal_data", "multi_modal_uuids", "mm_processor_kw
 
 @dataclass(frozen=True)
 class ReadMedia:
-    """What a model reads beside texts.
+    """The media that a model reads beside texts.
 
     Attributes:
         words: by kind, what stands for one in a prompt's text; empty: it reads texts alone.

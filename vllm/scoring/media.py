@@ -41,7 +41,7 @@ class RowMedia:
 
     @classmethod
     def of(cls, fields: Mapping[str, str], file: Path, allowed: str | None) -> RowMedia | None:
-        """Those of FILE's rows in `fields`; None: there is no field.
+        """The media of FILE's rows in `fields`; None: there is no field.
 
         Raises:
             CliError: `allowed` (--allowed-local-media-path) is no folder.

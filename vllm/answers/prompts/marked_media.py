@@ -139,7 +139,7 @@ class MarkedMedia:
         return MARK.sub(lambda mark: self.word(mark[1], chosen), text)
 
     def _numbers(self, name: str, text: str) -> list[int]:
-        """Those of the marks in a text, in their order."""
+        """The numbers of the marks in a text, in their order."""
         numbers = MARK.findall(text)
         if len({*numbers}) != len(numbers) or any(int(number) >= len(self._sources) for number in numbers):
             raise looks_like_a_mark(name)

@@ -119,7 +119,7 @@ class InputProcessor:
 
     @property
     def read_media(self) -> ReadMedia:
-        """What texts of prompts may have beside words."""
+        """The media that texts of prompts may have beside words."""
         why_not = self.model_config.why_no_images
         if why_not or self.tokenizer is None:
             return ReadMedia(why_not=why_not)
