@@ -192,7 +192,7 @@ class PictureProcessor(_KeptPictures):
         # Some have a word of their own for a picture, beside the one for a row.
         self._placeholder: str = getattr(self._processor, "image_placeholder_token", self._processor.image_token)
         self.words: dict[str, str] = {"image": self._placeholder}
-        """The words that stand for a picture in a prompt's text, and where videos are read for one of these, by kind."""
+        """The words that stand for a picture in a prompt and, where videos are read, for one of these, by kind."""
         if self.family.reads_videos:
             self.words["video"] = self._processor.video_token
         self._word_ids: dict[int, str] = {}
