@@ -38,9 +38,8 @@ from vllm.v1.engine.core_process.start import CoreProcessHandle
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer, with_notes
 from vllm.v1.engine.llm_engine import check_executor_class
 from vllm.v1.engine.output_processor import id_in_use_error
-from vllm.v1.engine.replica import Replica
+from vllm.v1.engine.replica import Replica, RequestStream
 from vllm.v1.engine.replica_router import ReplicaRouter
-from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.metrics.loggers import StatLoggers
 from vllm.v1.structured_output.matcher import read_early
