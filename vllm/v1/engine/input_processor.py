@@ -59,8 +59,8 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
 
 @dataclass(frozen=True)
 class ProcessedPrompt:
-    """A prompt ready for the engine core. `content_of`: see OutputProcessor.add_request. Ids at positions that have
-    embeddings say nothing."""
+    """A prompt ready for the engine core. `content_of` makes what says where stop strings are looked for, for each
+    sequence; None: everywhere. Ids at positions that have embeddings say nothing."""
 
     text: str | None
     token_ids: list[int]

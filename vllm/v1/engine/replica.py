@@ -58,19 +58,7 @@ class Replica:
     ) -> RequestStream:
         """See AsyncLLM.add_checked."""
         now = time.monotonic()
-        children = self.output_processor.add_request(
-            request_id,
-            processed.text,
-            processed.token_ids,
-            checked,
-            now,
-            processed.cache_salt,
-            priority,
-            processed.lora_request,
-            processed.content_of,
-            processed.embeds,
-            processed.images,
-        )
+        children = self.output_processor.add_request(request_id, processed, checked, now, priority)
         stream = RequestStream(request_id, checked.output_kind is RequestOutputKind.DELTA, changed)
         self.streams[request_id] = stream
         try:
