@@ -1,6 +1,7 @@
 """Calls as Python writes them: name(argument=value), ..."""
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from vllm.answers.reader import Reader, Step
 from vllm.answers.syntax.call_text import PYTHON_ARGUMENTS, CallText
@@ -13,7 +14,7 @@ class PythonicToolParser(ToolParser):
     """[name(argument=value), ...] as the whole answer: Llama 3.2, Llama 4 and ToolACE."""
 
     names = ("pythonic",)
-    begins_at_start = ("[",)
+    begins_at_start: ClassVar[tuple[str, ...]] = ("[",)
     call_text = CallText("", "(", ")", ", ", "[", "]", PYTHON_ARGUMENTS)
 
     def read_calls(self, reader: Reader, calls: Calls, marker: str) -> Iterator[Step]:
