@@ -59,6 +59,8 @@ class Scheduler:
         self.num_ended = 0  # requests that ended, for any reason
         self._finished_req_ids: list[str] = []
         self._arrivals = itertools.count()
+        # How a guest that waits for something else lets so many seconds pass; a message to the engine ends it.
+        self.rest: Callable[[float], object] = time.sleep
         self.use_guests(make_guests(self))
 
     def use_guests(self, guests: Sequence[SchedulerGuest]) -> None:
