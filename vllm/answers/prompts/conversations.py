@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm.answers.prompts.picture_parts import SOURCE, is_picture, picture_part
+from vllm.answers.syntax.channels import CHANNEL, MESSAGE, START
 from vllm.answers.syntax.typed_values import loaded
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.inputs.images import KINDS, ReadMedia
 from vllm.utils.checks import check_encodable, wrong_type
 
 # Types of parts that are texts, and which key has the text.
 _TEXT_KEYS = {
     "text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking",
 }  # fmt: skip
-_NO_PICTURES = ""
+_TEXTS_ALONE = ReadMedia()
 
 
 def normal_messages(messages: Any) -> list[dict[str, Any]]:
@@ -27,14 +30,13 @@ def normal_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def named_conversations(
-    messages: Any, keeps_parts: bool = False, why_no_pictures: str | None = _NO_PICTURES, takes_videos: bool = False
+    messages: Any, keeps_parts: bool = False, media: ReadMedia = _TEXTS_ALONE
 ) -> list[tuple[str, list[dict[str, Any]]]]:
     """(name in errors, messages as templates take them) of one conversation, or of a list of them.
 
     Args:
-        keeps_parts: a content that came in parts is a list of text parts, and of pictures (`picture_part`).
-        why_no_pictures: parts may be texts alone, for this reason; None: they may be pictures, too.
-        takes_videos: where they may be pictures, they may be videos, too.
+        keeps_parts: a content that came in parts is a list of text parts, and of media (`picture_part`).
+        media: what parts may be beside texts.
 
     Raises:
         VLLMValidationError: a malformed message; its index is named.
@@ -54,7 +56,7 @@ def named_conversations(
         (
             name,
             [
-                _check_message(f"{name}[{index}]", message, keeps_parts, why_no_pictures, takes_videos)
+                _check_message(f"{name}[{index}]", message, keeps_parts, media)
                 for index, message in enumerate(conversation)
             ],
         )
@@ -92,9 +94,7 @@ def has_pictures(content: str | Sequence[Mapping[str, Any]]) -> bool:
     return not isinstance(content, str) and any(is_picture(part) for part in content)
 
 
-def _check_message(
-    name: str, message: Any, keeps_parts: bool, why_no_pictures: str | None, takes_videos: bool
-) -> dict[str, Any]:
+def _check_message(name: str, message: Any, keeps_parts: bool, media: ReadMedia) -> dict[str, Any]:
     """The message with the arguments of its tool calls as objects, and its content as parts or one text."""
     if not isinstance(message, Mapping):
         raise wrong_type(name, message, "a dict with role and content")
@@ -105,18 +105,18 @@ def _check_message(
     result = {key: value for key, value in message.items() if key != "tool_calls"}
     if tool_calls:
         result["tool_calls"] = tool_calls
-    content = _check_content(name, message, bool(tool_calls), why_no_pictures, takes_videos)
+    content = _check_content(name, message, bool(tool_calls), media)
     result["content"] = content if keeps_parts else content_text(content)
     return result
 
 
 def _check_content(
-    name: str, message: Mapping[str, Any], has_tool_calls: bool, why_no_pictures: str | None, takes_videos: bool
+    name: str, message: Mapping[str, Any], has_tool_calls: bool, media: ReadMedia
 ) -> str | list[dict[str, Any]]:
     """The content; without one the refusal, or nothing beside tool calls."""
     content = message.get("content")
     if content is not None:
-        return checked_content(f"{name}.content", content, why_no_pictures, takes_videos)
+        return checked_content(f"{name}.content", content, media)
     if message.get("refusal") is not None:
         return _check_text(f"{name}.refusal", message["refusal"])
     if has_tool_calls or any(isinstance(message.get(each), str) for each in ("reasoning", "reasoning_content")):
@@ -124,27 +124,26 @@ def _check_content(
     raise VLLMValidationError(f"{name} has no content", f"{name}.content")
 
 
-def checked_content(
-    name: str, content: Any, why_no_pictures: str | None, takes_videos: bool = False
-) -> str | list[dict[str, Any]]:
+def checked_content(name: str, content: Any, media: ReadMedia) -> str | list[dict[str, Any]]:
     """A content as `named_conversations` has it, with its parts; arguments and errors as there."""
     if isinstance(content, str):
         return _check_text(name, content)
     if not _is_list(content):
         raise wrong_type(name, content, "a string or a list of text parts")
-    return [_check_part(f"{name}[{index}]", part, why_no_pictures, takes_videos) for index, part in enumerate(content)]
+    return [checked_part(f"{name}[{index}]", part, media) for index, part in enumerate(content)]
 
 
-def _check_part(place: str, part: Any, why_no_pictures: str | None, takes_videos: bool) -> dict[str, Any]:
+def checked_part(place: str, part: Any, media: ReadMedia) -> dict[str, Any]:
+    """A part of `checked_content`; errors as there."""
     if isinstance(part, str):
         return {"type": "text", "text": _check_text(place, part)}
     if not isinstance(part, Mapping):
         raise wrong_type(place, part, "a text part")
     kind = part.get("type")
+    reason = f": {media.why_not}" if media.why_not else ""
     if is_picture(part):
-        if why_no_pictures is not None:
+        if not media.words:
             name = part[SOURCE].name
-            reason = f": {why_no_pictures}" if why_no_pictures else ""
             raise VLLMValidationError(f"{name} is a picture, and only texts can be read{reason}", name)
         return dict(part)
     key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
@@ -152,12 +151,10 @@ def _check_part(place: str, part: Any, why_no_pictures: str | None, takes_videos
         text = _check_text(f"{place}.{key}", part.get(key))
         # Some templates ask for keys of their own, such as languages.
         return {**{name: value for name, value in part.items() if name != key}, "type": "text", "text": text}
-    if why_no_pictures is None and (picture := picture_part(place, part, takes_videos)) is not None:
+    if (picture := picture_part(place, part, media.words)) is not None:
         return picture
-    known = f"only 'text' and pictures{' and videos' if takes_videos else ''} can be read"
-    if why_no_pictures is not None:
-        known = f"only 'text' can be read: {why_no_pictures}" if why_no_pictures else "only 'text' can be read"
-    raise VLLMValidationError(f"{place} is of type {shown(kind)}, and {known}", place, kind)
+    known = " and ".join(["'text'", *(KINDS[each] for each in media.words)])
+    raise VLLMValidationError(f"{place} is of type {shown(kind)}, and only {known} can be read{reason}", place, kind)
 
 
 def _check_text(name: str, text: Any) -> str:
@@ -201,3 +198,59 @@ def _check_function(name: str, function: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+_FIELDS = ("reasoning", "reasoning_content", "thinking")
+
+Message = dict[str, Any]
+
+
+def fitted(messages: Sequence[Message], template: str) -> list[Message]:
+    """Messages for a template: the reasoning of the assistant's by every name that templates have for it, and in
+    templates of channels one call a message, followed by its result."""
+    found = [_with_reasoning(each, bool(re.search(r"\bthinking\b", template))) for each in messages]
+    if all(marker in template for marker in (START, CHANNEL, MESSAGE)):
+        return _one_by_one([_thought_before_calls(each) for each in found])
+    return found
+
+
+def _with_reasoning(message: Message, has_thinking: bool) -> Message:
+    text = next((each for name in _FIELDS if isinstance(each := message.get(name), str) and each), None)
+    if message["role"] != "assistant" or text is None:
+        return message
+    names = _FIELDS if has_thinking else _FIELDS[:-1]
+    return {**message, **{name: text for name in names if not message.get(name)}}
+
+
+def _thought_before_calls(message: Message) -> Message:
+    """Templates take one of reasoning and content beside a call, and write either as reasoning."""
+    if not message.get("tool_calls") or not message.get("thinking") or not message["content"]:
+        return message
+    thought = f"{message['thinking']}\n\n{content_text(message['content'])}"
+    return {**message, **dict.fromkeys(_FIELDS, thought), "content": ""}
+
+
+def _one_by_one(messages: Sequence[Message]) -> list[Message]:
+    """Templates know the last call alone, which a result belongs to."""
+    result: list[Message] = []
+    rest = list(messages)
+    while rest:
+        message = rest.pop(0)
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            result.append(message)
+            continue
+        outputs: list[Message] = []
+        while rest and rest[0]["role"] == "tool":
+            outputs.append(rest.pop(0))
+        for index, call in enumerate(calls):
+            head = message if not index else {"role": message["role"], "content": ""}
+            own = [each for each in outputs if _id(call) is not None and each.get("tool_call_id") == _id(call)]
+            outputs = [each for each in outputs if each not in own]
+            result += [{**head, "tool_calls": [call]}, *own]
+        result += outputs
+    return result
+
+
+def _id(call: Any) -> Any:
+    return call.get("id") if isinstance(call, Mapping) else None

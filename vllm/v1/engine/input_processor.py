@@ -12,7 +12,7 @@ from typing import Any
 from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.embeds import PromptEmbeds
-from vllm.inputs.images import DATA, OPTIONS, UUIDS, GivenImages, PromptImages, given_images
+from vllm.inputs.images import DATA, OPTIONS, UUIDS, GivenImages, PromptImages, ReadMedia, given_images
 from vllm.inputs.media import PictureLoader
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions
 from vllm.logger import init_logger, timed, warn_once
@@ -22,14 +22,12 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
 from vllm.tokenizers.truncation import truncate_ids, truncate_text
 from vllm.utils.checks import MAX_INTEGER, check_encodable, check_integer, check_neutral, check_token_id, wrong_type
+from vllm.v1.engine.request_checks import check_a_token_is_left, check_readable, spell_bad_words
 from vllm.v1.engine.stop_strings import ContentReader
 from vllm.v1.messages import EngineCoreRequest
-from vllm.v1.sample.bad_words import spell_bad_words
-from vllm.v1.sample.contradictions import check_a_token_is_left
 from vllm.v1.sample.logits_processor import validate_params
 from vllm.v1.structured_output.grammar import grammar_text, wrong_form
 from vllm.v1.structured_output.matcher import grammars_of, share_tokenizer
-from vllm.v1.structured_output.readable import check_readable
 
 logger = init_logger(__name__)
 
@@ -61,8 +59,8 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
 
 @dataclass(frozen=True)
 class ProcessedPrompt:
-    """A prompt ready for the engine core. `content_of`: see OutputProcessor.add_request. Ids at positions that have
-    embeddings say nothing."""
+    """A prompt ready for the engine core. `content_of` makes what says where stop strings are looked for, for each
+    sequence; None: everywhere. Ids at positions that have embeddings say nothing."""
 
     text: str | None
     token_ids: list[int]
@@ -118,14 +116,12 @@ class InputProcessor:
         return PictureLoader(config.media_access, most["image"], most["video"], config.film_frames)
 
     @property
-    def picture_text(self) -> str | None:
-        """The model's word for a picture in a prompt's text; None: it reads none."""
-        return self.pictures.placeholder if self.model_config.reads_images else None
-
-    @property
-    def video_text(self) -> str | None:
-        """The model's word for a video in a prompt's text; None: it reads none."""
-        return self.pictures.video_placeholder if self.model_config.reads_images else None
+    def read_media(self) -> ReadMedia:
+        """The media that texts of prompts may have beside words."""
+        why_not = self.model_config.why_no_images
+        if why_not or self.tokenizer is None:
+            return ReadMedia(why_not=why_not)
+        return ReadMedia(self.pictures.words, interleaved=self.model_config.interleave_mm_strings)
 
     def hf_tokenizer(self) -> Any:
         """The model's tokenizer as transformers has it.
