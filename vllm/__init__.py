@@ -83,6 +83,7 @@ if "OMP_WAIT_POLICY" not in os.environ:
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'vllm' has no attribute {name!r}")
+    from vllm.utils.garbage import not_collected
     from vllm.utils.packages import needed_by
 
     if name in _ENGINES:
@@ -90,7 +91,7 @@ def __getattr__(name: str) -> Any:
 
         ahead.begin()
     module, _, other = _EXPORTS[name].partition(":")
-    with needed_by(f"vllm.{name}"):
+    with needed_by(f"vllm.{name}"), not_collected():
         value = getattr(importlib.import_module(module), other or name)
     globals()[name] = value
     return value

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from vllm.distributed.communicator import ALONE, Communicator
+from vllm.utils.garbage import not_collected
 
 Result = TypeVar("Result")
 Cut = Callable[[], None]
@@ -88,7 +87,8 @@ class GraphRecorder:
             graphs[-1].capture_end()
             begin()
 
-        with torch.cuda.stream(self._stream), _no_garbage_collection():
+        # Collecting a discarded engine frees graphs and memory, which could break a capture.
+        with torch.cuda.stream(self._stream), not_collected():
             begin()
             num_calls, num_bytes = self._group.num_calls.copy(), self._group.num_bytes.copy()
             try:
@@ -120,18 +120,6 @@ def host_copies(device: torch.device, group: Communicator = ALONE) -> HostCopies
 def graph_recorder(device: torch.device, group: Communicator = ALONE) -> GraphRecorder | None:
     """None on the CPU, which has no graphs."""
     return GraphRecorder(device, group) if device.type == "cuda" else None
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Collecting a discarded engine frees graphs and memory, which could break a capture."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _to_pinned(tensor: Tensor) -> Tensor:
