@@ -83,7 +83,6 @@ if "OMP_WAIT_POLICY" not in os.environ:
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'vllm' has no attribute {name!r}")
-    from vllm.utils.garbage import not_collected
     from vllm.utils.packages import needed_by
 
     if name in _ENGINES:
@@ -91,7 +90,7 @@ def __getattr__(name: str) -> Any:
 
         ahead.begin()
     module, _, other = _EXPORTS[name].partition(":")
-    with needed_by(f"vllm.{name}"), not_collected():
+    with needed_by(f"vllm.{name}"):
         value = getattr(importlib.import_module(module), other or name)
     globals()[name] = value
     return value

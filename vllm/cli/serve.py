@@ -31,7 +31,6 @@ from vllm.scoring.files import read_text
 from vllm.server.listening import bind
 from vllm.server.lora_modules import check_folders, parse_modules
 from vllm.server.server_args import ServerArgs
-from vllm.utils.garbage import not_collected
 from vllm.version import __version__
 
 __all__ = ["ServeSubcommand", "cmd_init", "make_arg_parser", "run_headless"]
@@ -136,9 +135,8 @@ def run(args: argparse.Namespace) -> int:
     signals = SignalsBeforeReady()
     core_processes = [start_core() for _ in range(num_replicas)]
     try:
-        with not_collected():
-            from vllm.pooling.pairs import check_score_args
-            from vllm.server.launcher import serve
+        from vllm.pooling.pairs import check_score_args
+        from vllm.server.launcher import serve
 
         try:
             with timed(logger, "the model found and its configuration read"):

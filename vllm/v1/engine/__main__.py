@@ -4,12 +4,10 @@ import os
 import sys
 
 from vllm.utils.child_signals import leave_signals_to_parent
-from vllm.utils.garbage import not_collected
 
 if __name__ == "__main__":
     leave_signals_to_parent()
-    with not_collected():
-        from vllm.v1.engine.core_process import loop as core_proc
+    from vllm.v1.engine.core_process import loop as core_proc
 
     status = core_proc.main()
     sys.stdout.flush()

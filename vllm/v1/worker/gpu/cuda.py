@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from vllm.distributed.communicator import ALONE, Communicator
-from vllm.utils.garbage import not_collected
 
 Result = TypeVar("Result")
 Cut = Callable[[], None]
@@ -87,8 +88,7 @@ class GraphRecorder:
             graphs[-1].capture_end()
             begin()
 
-        # Collecting a discarded engine frees graphs and memory, which could break a capture.
-        with torch.cuda.stream(self._stream), not_collected():
+        with torch.cuda.stream(self._stream), _no_garbage_collection():
             begin()
             num_calls, num_bytes = self._group.num_calls.copy(), self._group.num_bytes.copy()
             try:
@@ -120,6 +120,18 @@ def host_copies(device: torch.device, group: Communicator = ALONE) -> HostCopies
 def graph_recorder(device: torch.device, group: Communicator = ALONE) -> GraphRecorder | None:
     """None on the CPU, which has no graphs."""
     return GraphRecorder(device, group) if device.type == "cuda" else None
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Collecting a discarded engine frees graphs and memory, which could break a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _to_pinned(tensor: Tensor) -> Tensor:
