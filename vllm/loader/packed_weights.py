@@ -368,10 +368,13 @@ class PackedWeights:
                         places = [(file.resolve(), start + part * (size // parts)) for part in range(parts)]
                         self._checkpoint.setdefault(size // parts, []).extend(places)
         for path, start in self._checkpoint.get(data.nbytes, ()):
-            there = self._source(str(path)).bytes[start : start + data.nbytes]
+            source = self._source(str(path))
+            there = source.bytes[start : start + data.nbytes]
             first = slice(0, _COMPARED_FIRST)
             # Its values must lie on whole numbers' places, whatever their type.
             if not start % 8 and np.array_equal(data[first], there[first]) and np.array_equal(data, there):
+                # Of an embedding a step needs few rows.
+                source.release(start, data.nbytes)
                 return path, start
         return None
 

@@ -172,8 +172,10 @@ class Mapping:
             self.release(start, size)
 
     def release(self, start: int, size: int) -> bool:
-        """Take whole pages, which were never written to, out of this process's tables. Whether the system did."""
-        return self._give_advice(start, size, mmap.MADV_DONTNEED)
+        """Take the whole pages of a range, which were never written to, out of this process's tables. Whether the
+        system did."""
+        first, last = -(-start // mmap.PAGESIZE), (start + size) // mmap.PAGESIZE
+        return self._give_advice(first * mmap.PAGESIZE, max(last - first, 0) * mmap.PAGESIZE, mmap.MADV_DONTNEED)
 
     def _read(self, start: int, size: int) -> bool:
         # Older systems only read ahead.
