@@ -21,16 +21,8 @@ class VLLMNotFoundError(VLLMClientError, LookupError):
     """A name that does not exist."""
 
 
-class VLLMUnprocessableEntityError(VLLMClientError, ValueError):
-    """Upstream's name for a request that is understood and cannot be done; ours are VLLMValidationError."""
-
-
 class GenerationError(VLLMServerError, RuntimeError):
     """A request failed while it ran."""
-
-
-class LoRAAdapterNotFoundError(VLLMNotFoundError):
-    """An adapter that is not there: none is served."""
 
 
 class VLLMValidationError(VLLMClientError, ValueError):
@@ -57,10 +49,6 @@ class VLLMValidationError(VLLMClientError, ValueError):
 
 class UnservedFieldError(VLLMValidationError):
     """A field that is understood, and that nothing here can honour beside the others or for this model."""
-
-
-class ChatTemplateResolutionError(VLLMValidationError):
-    """Upstream's name for a missing chat template; ours is VLLMValidationError."""
 
 
 class RetryableRequestError(VLLMServerError, RuntimeError):

@@ -15,8 +15,6 @@ from vllm.logger import init_logger, warn_once
 from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Tracer
-
     from vllm.config import VllmConfig
     from vllm.outputs import RequestMetrics
 
@@ -81,27 +79,6 @@ def check_endpoint(endpoint: Any) -> None:
         raise VLLMValidationError(message, "otlp_traces_endpoint", endpoint)
 
 
-def init_tracer(
-    instrumenting_module_name: str, otlp_traces_endpoint: str, extra_attributes: Mapping[str, str] | None = None
-) -> Tracer:
-    """A tracer whose spans go to the collector in batches, by gRPC, or by HTTP with
-    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/protobuf; OpenTelemetry's other variables count, too.
-
-    Args:
-        instrumenting_module_name: who makes the spans.
-        extra_attributes: of the resource, beside service.name (OTEL_SERVICE_NAME, or "vllm").
-
-    Raises:
-        VLLMValidationError: see check_endpoint.
-    """
-    return _provider(otlp_traces_endpoint, extra_attributes).get_tracer(instrumenting_module_name)
-
-
-def contains_trace_headers(headers: Mapping[str, str]) -> bool:
-    """Whether the headers continue a trace."""
-    return any(name in headers for name in TRACE_HEADERS)
-
-
 def extract_trace_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers that continue a trace."""
     return {name: headers[name] for name in TRACE_HEADERS if name in headers}
@@ -123,7 +100,7 @@ class RequestTracer:
     """
 
     def __init__(self, endpoint: str, model: str) -> None:
-        self._provider = _provider(endpoint, None)
+        self._provider = provider(endpoint, None)
         self._tracer = self._provider.get_tracer("vllm.llm_engine")
         self._model = model
 
@@ -174,7 +151,7 @@ class RequestTracer:
 
 def make_tracer(config: VllmConfig) -> RequestTracer | None:
     """The tracer of an engine; None: it does not trace."""
-    endpoint = config.observability_config.otlp_traces_endpoint
+    endpoint = config.otlp_traces_endpoint
     if not endpoint:
         return None
     return RequestTracer(endpoint, (*config.model_config.served_model_name, config.model_config.model)[0])
@@ -225,7 +202,7 @@ def _latencies(metrics: RequestMetrics, end: float) -> dict[str, float]:
     return found
 
 
-def _provider(endpoint: str, extra_attributes: Mapping[str, str] | None) -> Any:
+def provider(endpoint: str, extra_attributes: Mapping[str, str] | None) -> Any:
     """A provider of its own: engines of one process may send to different collectors."""
     check_endpoint(endpoint)
     from opentelemetry.sdk.resources import Resource
@@ -234,9 +211,9 @@ def _provider(endpoint: str, extra_attributes: Mapping[str, str] | None) -> Any:
 
     exporter = importlib.import_module(_EXPORTERS[_protocol()]).OTLPSpanExporter(endpoint=endpoint)
     name = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "vllm"}
-    provider = TracerProvider(resource=Resource.create({**name, **(extra_attributes or {})}))
-    provider.add_span_processor(BatchSpanProcessor(exporter))
-    return provider
+    made = TracerProvider(resource=Resource.create({**name, **(extra_attributes or {})}))
+    made.add_span_processor(BatchSpanProcessor(exporter))
+    return made
 
 
 def _protocol() -> str:
@@ -248,14 +225,3 @@ def _is_installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
-
-
-def instrument(
-    obj: Any = None,
-    *,
-    span_name: str = "",
-    attributes: Mapping[str, str] | None = None,
-    record_exception: bool = True,
-) -> Any:
-    """A decorator that leaves a function as it is: spans are of requests alone."""
-    return (lambda function: function) if obj is None else obj

@@ -97,7 +97,7 @@ def splits(size: int) -> list[list[range]]:
 
 def seconds(split: list[range], head: int) -> float:
     """The slowest stage's, in bytes."""
-    return max(sum(LAYERS[layer] for layer in own) + (head / 2 if own.stop == 7 else 0) for own in split)
+    return max(sum(LAYERS[layer] for layer in own) + (head / 4 if own.stop == 7 else 0) for own in split)
 
 
 def fullness(split: list[range], cache: int, embedding: int, head: int, rooms: tuple[float, ...]) -> float:

@@ -30,13 +30,18 @@ TENSORS = [
 FORMS = [(tuple(tensor.shape), tensor.dtype) for tensor in TENSORS]
 
 
-def together(*works: Callable[[TrainerGroup], Any]) -> list[Any]:
-    """The result of each member's work, or its error; the first is the trainer."""
+def together(*works: Callable[[Any], Any], are_trainers: bool = False) -> list[Any]:
+    """The result of each member's work, or its error; the first is the trainer, or all of them are."""
     port, results = get_open_port(), [None] * len(works)
+
+    def meet(rank: int) -> TrainerGroup:
+        if rank and not are_trainers:
+            return join_trainer("127.0.0.1", port, rank, len(works))
+        return trainer_init({"master_address": "127.0.0.1", "master_port": port, "world_size": len(works)}, rank)
 
     def run(rank: int) -> None:
         try:
-            results[rank] = works[rank](join_trainer("127.0.0.1", port, rank, len(works)))
+            results[rank] = works[rank](meet(rank))
         except Exception as error:
             results[rank] = error
 
@@ -120,7 +125,7 @@ def test_a_sender_that_ends() -> None:
 
 
 def test_single_tensors() -> None:
-    def work(group: TrainerGroup) -> tuple[torch.Tensor, ...]:
+    def work(group: PyNcclCommunicator) -> tuple[torch.Tensor, ...]:
         own = torch.full((2, 3), float(group.rank + 1), dtype=torch.bfloat16)
         told = own.clone()
         group.broadcast(told, src=1)
@@ -137,7 +142,7 @@ def test_single_tensors() -> None:
             group.recv(passed, src=0)
         return told, total, gathered[::2, 0], passed[0, 0]
 
-    for rank, (told, total, gathered, passed) in enumerate(together(work, work, work)):
+    for rank, (told, total, gathered, passed) in enumerate(together(work, work, work, are_trainers=True)):
         assert (told == 2).all() and (total == 6).all() and gathered.tolist() == [1, 2, 3]
         assert passed == (2 if rank == 1 else 1)
 
@@ -146,7 +151,7 @@ def test_by_upstreams_names() -> None:
     port, received = get_open_port(), []
 
     def work() -> None:
-        group = join_trainer("127.0.0.1", port, 1, 2)
+        group = trainer_init({"master_address": "127.0.0.1", "master_port": port, "world_size": 2}, rank=1)
         told = PyNcclCommunicator(group.group, device="cpu")  # a second one of the same members
         packed_nccl_broadcast_consumer(
             iter([("a", ((3, 4), torch.float32)), ("b", ((2,), torch.float16))]), told, 0, received.extend

@@ -25,9 +25,11 @@ from models_util import load_model, make_random_model
 from packed_starts import files, is_mapped, needs_kernels, packed, state  # noqa: F401 - a fixture
 from preloaded import FORKED
 from safetensors.torch import save_file
+from thread_ranks import ThreadRanks
 
 from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import tensor_parallel
+from vllm.engine.arg_utils import EngineArgs
 from vllm.layers.weight_update import held_tensors
 from vllm.loader import packed_weights as module
 from vllm.utils.packed import ahead
@@ -558,6 +560,23 @@ def test_processes_share_memory(model: Path, packed: Path) -> None:  # noqa: F81
     assert sum(pss for _, pss in sizes) < 1.15 * whole
 
 
+def agreed(model: Path, packed: Path) -> list[tuple[str | None, bool]]:  # noqa: F811
+    """The work of two ranks that ask each other, and whether their shares are there."""
+    ranks = ThreadRanks(2)
+    args = EngineArgs(str(model), skip_tokenizer_init=True, max_model_len=32, dtype="float32", tensor_parallel_size=2)
+    config = args.create_engine_config().model_config
+
+    def ask(rank: int) -> tuple[str | None, bool]:
+        with tensor_parallel(ranks.groups[rank]), module.open_packed_weights(config, False, None) as own:
+            if own is None:
+                return None, False
+            return "write" if own.may_write else "map", own.content is not None
+
+    found = ranks.run(ask)
+    ranks.close()
+    return found
+
+
 @pytest.mark.parametrize("num_stages", [1, 2])
 def test_each_rank_maps_its_share(
     num_stages: int,
@@ -582,8 +601,15 @@ def test_each_rank_maps_its_share(
     assert {path: path.stat().st_ino for path in files(packed)} == written
     assert [path.stem.partition("-")[2] for path in files(packed)] == ["0of2", "1of2"] * num_stages
     assert len({path.stem.partition("-")[0] for path in files(packed)}) == num_stages
+    # So do ranks that no executor tells what to do, such as Ray's.
+    if num_stages == 1:
+        assert agreed(model, packed) == [("map", True)] * 2
     # A rank that lacks its share has all of its stage pack again.
     files(packed)[1].unlink()
+    if num_stages == 1:
+        assert agreed(model, packed) == [("write", False)] * 2
+        with PackedFolder(packed).locked(files(packed)[0].stem.partition("-")[0], 0.0):
+            assert agreed(model, packed) == [(None, False)] * 2
     third = readings()
     assert len(files(packed)) == 2 * num_stages
     monkeypatch.setenv("VLLM_PACKED_CACHE", "0")

@@ -14,9 +14,9 @@ import pytest
 import uvicorn
 from tiny_llm import make_tiny_model
 
-import vllm.cli.serve
+import vllm.entrypoints.cli.serve
 from vllm import AsyncEngineArgs, AsyncLLM
-from vllm.cli.serve import run_headless
+from vllm.entrypoints.cli.serve import run_headless
 from vllm.entrypoints.openai import api_server
 from vllm.entrypoints.openai.api_server import build_app, init_app_state
 from vllm.entrypoints.openai.parser.harmony_utils import get_encoding
@@ -36,7 +36,7 @@ def parse(*flags: str) -> argparse.Namespace:
     parser = FlexibleArgumentParser(description="a trainer's")
     subparsers = parser.add_subparsers(required=False, dest="subparser")
     commands = {}
-    for command in vllm.cli.serve.cmd_init():
+    for command in vllm.entrypoints.cli.serve.cmd_init():
         command.subparser_init(subparsers).set_defaults(dispatch_function=command.cmd)
         commands[command.name] = command
     args = parser.parse_args(["serve", *flags])

@@ -13,8 +13,8 @@ from asgi import AppThread, make_engine, server_args
 from minilm import extract_minilm
 
 from vllm import LLM
-from vllm.cli.serve import make_arg_parser
 from vllm.cli.serve import run as run_serve
+from vllm.entrypoints.openai.cli_args import make_arg_parser
 from vllm.exceptions import CliError, VLLMValidationError
 from vllm.server.state import ServerState
 

@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 from tiny_llm import make_tiny_model
 
 from vllm import LLM, PoolingParams
-from vllm.pooling.tensor_bytes import MetadataItem, build_metadata_items, decode_pooling_output
+from vllm.entrypoints.pooling.utils import MetadataItem, build_metadata_items, decode_pooling_output
 from vllm.server.serving.pooling import pooling
 
 TEXTS = ["The cat sits on the mat.", "A kitten is on a rug.", "Stocks fell."]

@@ -13,7 +13,7 @@ import torch
 import zmq
 
 import vllm.utils as utils
-from vllm.pooling.tensor_bytes import build_metadata_items, decode_pooling_output
+from vllm.entrypoints.pooling.utils import build_metadata_items, decode_pooling_output
 from vllm.upstream import utils as upstream_utils
 from vllm.utils import collection_utils, func_utils, import_utils, jsontree, math_utils, mem_utils, network_utils
 from vllm.utils.async_utils import collect_from_async_generator, make_async, merge_async_iterators

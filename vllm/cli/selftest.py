@@ -11,12 +11,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from vllm.cli import selftest_trainer
-from vllm.cli.bench.run import check_json_path, print_about, write_json
-from vllm.cli.collect_env import cpu_model
+from vllm.cli.bench.run import check_json_path, print_about
 from vllm.cli.generation import add_engine_arguments, load_engine
+from vllm.cli.selftest_report import about, conclude
 from vllm.exceptions import CliError
 from vllm.utils.flag_types import at_least
-from vllm.version import __version__
 
 if TYPE_CHECKING:
     from vllm.selftest.invariance import Check, Difference
@@ -58,19 +57,15 @@ def _run(args: argparse.Namespace) -> int:
     engine = _load(args, "1")
     if engine.model_config.max_model_len < _LEAST_CONTEXT:
         raise CliError(f"max_model_len must be at least {_LEAST_CONTEXT}, got {engine.model_config.max_model_len}")
-    about = _about(engine)
-    print_about(about)
+    said = about("invariance", engine.model_config, dtype=engine.model_config.dtype)
+    print_about(said)
     checks = _run_checks(engine, args.seed)
     del engine
     results = [{**asdict(check), "passed": check.passed} for check in checks]
-    result: dict[str, Any] = {**about, "checks": results}
+    result: dict[str, Any] = {**said, "checks": results}
     if args.repeats:
         result["cost"] = _measure_cost(args)
-    result["passed"] = all(check.passed for check in checks)
-    result["seconds"] = time.monotonic() - started
-    print(f"{'passed' if result['passed'] else 'FAILED'} in {result['seconds']:.0f} s")
-    write_json(args.json, result)
-    return 0 if result["passed"] else 1
+    return conclude(result, all(check.passed for check in checks), started, args.json)
 
 
 def _load(args: argparse.Namespace, switch: str) -> LLMEngine:
@@ -84,22 +79,6 @@ def _load(args: argparse.Namespace, switch: str) -> LLMEngine:
             del os.environ[_SWITCH]
         else:
             os.environ[_SWITCH] = before
-
-
-def _about(engine: LLMEngine) -> dict[str, Any]:
-    import torch
-
-    from vllm.ops.cpu_kernels import cpu_kernel_isa
-
-    return {
-        "selftest": "invariance",
-        "version": __version__,
-        "model": Path(engine.model_config.model).name,
-        "dtype": engine.model_config.dtype,
-        "cpu": cpu_model(),
-        "isa": cpu_kernel_isa(),
-        "threads": torch.get_num_threads(),
-    }
 
 
 def _run_checks(engine: LLMEngine, seed: int) -> list[Check]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.cli.bench.run import check_json_path, print_about, write_json
-from vllm.cli.collect_env import cpu_model
+from vllm.cli.bench.run import check_json_path, print_about
 from vllm.cli.generation import add_engine_arguments, load_engine
+from vllm.cli.selftest_report import about, conclude
 from vllm.exceptions import CliError
 from vllm.utils.flag_types import at_least, positive
-from vllm.version import __version__
 
 if TYPE_CHECKING:
     from vllm.selftest.trainer import Deviation, Sampled
@@ -62,25 +60,17 @@ def run(args: argparse.Namespace) -> int:
         raise CliError("--dtype: say which with --dtypes")
     args.skip_tokenizer_init = True
     started = time.monotonic()
-    about, path, sampled = _sampled(args)
-    print_about(about)
+    said, path, sampled = _sampled(args)
+    print_about(said)
     rows = _compared(args, path, sampled)
-    result: dict[str, Any] = {**about, "rows": rows}
-    result["passed"] = all(row["passed"] is not False for row in rows)
-    result["seconds"] = time.monotonic() - started
-    print(f"{'passed' if result['passed'] else 'FAILED'} in {result['seconds']:.0f} s")
-    write_json(args.json, _finite(result))
-    return 0 if result["passed"] else 1
+    return conclude({**said, "rows": rows}, all(row["passed"] is not False for row in rows), started, args.json)
 
 
 def _sampled(args: argparse.Namespace) -> tuple[dict[str, Any], str, dict[str, list[Sampled]]]:
     """About the model and the machine; the model's folder; what an engine of each dtype sampled."""
-    import torch
-
-    from vllm.ops.cpu_kernels import cpu_kernel_isa
     from vllm.selftest.trainer import make_prompts, sample
 
-    about: dict[str, Any] = {}
+    said: dict[str, Any] = {}
     path, found = "", {}
     for dtype in dict.fromkeys(args.dtypes):
         args.dtype = dtype
@@ -88,21 +78,13 @@ def _sampled(args: argparse.Namespace) -> tuple[dict[str, Any], str, dict[str, l
         config = engine.model_config
         if config.max_model_len <= args.max_tokens:
             raise CliError(f"--max-tokens must be below max_model_len={config.max_model_len}, got {args.max_tokens}")
-        about = {
-            "selftest": "trainer",
-            "version": __version__,
-            "model": Path(config.model).name,
-            "trainer_attention": args.trainer_attention,
-            "temperature": args.temperature,
-            "cpu": cpu_model(),
-            "isa": cpu_kernel_isa(),
-            "threads": torch.get_num_threads(),
-        }
+        more = {"trainer_attention": args.trainer_attention, "temperature": args.temperature}
+        said = about("trainer", config, **more)
         path = config.path
         prompts = make_prompts(engine, args.num_prompts, args.max_tokens, args.seed)
         found[dtype] = sample(engine, prompts, args.max_tokens, args.temperature, args.seed)
         del engine  # before the next one needs memory
-    return about, path, found
+    return said, path, found
 
 
 def _compared(args: argparse.Namespace, path: str, sampled: dict[str, list[Sampled]]) -> list[dict[str, Any]]:
@@ -134,12 +116,3 @@ def _verdict(passed: bool | None, limit: float) -> str:
     if passed is None:
         return ""
     return f"  at most {limit:g}" if passed else f"  MORE THAN {limit:g}"
-
-
-def _finite(result: dict[str, Any]) -> dict[str, Any]:
-    """With null for what JSON cannot say."""
-    rows = [
-        {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
-        for row in result["rows"]
-    ]
-    return {**result, "rows": rows}

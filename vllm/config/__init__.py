@@ -3,10 +3,9 @@
 from vllm.config.attention import AttentionConfig
 from vllm.config.cache import CacheConfig
 from vllm.config.device import DeviceConfig
-from vllm.config.load import LOAD_FORMATS, LoadConfig
+from vllm.config.load import LOAD_FORMATS
 from vllm.config.lora import LoRAConfig
 from vllm.config.model import ATTENTION_BACKENDS, DTYPES, MODEL_IMPLS, ModelConfig
-from vllm.config.observability import ObservabilityConfig
 from vllm.config.parallel import EXECUTOR_BACKENDS, ParallelConfig
 from vllm.config.pooler import PoolerConfig
 from vllm.config.profiler import ProfilerConfig
@@ -26,9 +25,7 @@ __all__ = [
     "LOAD_FORMATS",
     "MODEL_IMPLS",
     "LoRAConfig",
-    "LoadConfig",
     "ModelConfig",
-    "ObservabilityConfig",
     "POLICIES",
     "ParallelConfig",
     "PoolerConfig",

@@ -67,22 +67,3 @@ class KVTransferConfig(UnservedConfig):
     def recomputes(self) -> bool:
         """Whether blocks that cannot be loaded are computed."""
         return self.kv_load_failure_policy == "recompute"
-
-    @property
-    def is_kv_transfer_instance(self) -> bool:
-        """Whether it sends or receives."""
-        return self.kv_connector is not None and self.kv_role is not None
-
-    @property
-    def is_kv_producer(self) -> bool:
-        """Whether it sends."""
-        return self.kv_connector is not None and self.kv_role in ("kv_producer", "kv_both")
-
-    @property
-    def is_kv_consumer(self) -> bool:
-        """Whether it receives."""
-        return self.kv_connector is not None and self.kv_role in ("kv_consumer", "kv_both")
-
-    def get_from_extra_config(self, key: str, default: Any) -> Any:
-        """A value of kv_connector_extra_config."""
-        return self.kv_connector_extra_config.get(key, default)

@@ -177,19 +177,6 @@ class ModelConfig:
         """Number of logits a row has."""
         return self.hf_config.vocab_size
 
-    def get_vocab_size(self) -> int:
-        """Number of logits a row has."""
-        return self.hf_config.vocab_size
-
-    def get_hidden_size(self) -> int:
-        """Length of a hidden state."""
-        return self.hf_config.hidden_size
-
-    @property
-    def hf_text_config(self) -> HFConfig:
-        """`hf_config`: a text model has no other."""
-        return self.hf_config
-
     @property
     def architecture(self) -> str:
         """The first that config.json names."""
@@ -244,11 +231,6 @@ class ModelConfig:
         return None if self.hf_config.raw.get("classifier_from_token") else self.hf_config.raw.get("pad_token_id")
 
     @property
-    def is_multimodal_model(self) -> bool:
-        """Whether prompts may have pictures."""
-        return self.reads_images
-
-    @property
     def reads_images(self) -> bool:
         """Whether prompts may have pictures."""
         return not self.why_no_images
@@ -281,11 +263,6 @@ class ModelConfig:
     def max_media(self) -> dict[str, int]:
         """The most items of a prompt, by their kind."""
         return {kind: int((self.limit_mm_per_prompt or {}).get(kind, MAX_IMAGES)) for kind in KINDS}
-
-    @property
-    def is_encoder_decoder(self) -> bool:
-        """False."""
-        return False
 
     def _complete(self) -> None:
         """Fill in what was left out.

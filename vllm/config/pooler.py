@@ -103,11 +103,6 @@ class PoolerConfig(UnservedConfig):
                 message = f"pooler_config: {name}={value} is not supported for sparse embeddings, which pool words"
                 raise VLLMValidationError(message, name, value)
 
-    @property
-    def takes_steps(self) -> bool:
-        """Whether only positions of `step_tag_id` are classified."""
-        return "STEP" in (self.tok_pooling_type, self.pooling_type) or self.step_tag_id is not None
-
 
 # Fields whose neutral value is not None.
 _NEUTRAL = {"enable_chunked_processing": False, "logit_mean": 0.0, "logit_sigma": 1.0}

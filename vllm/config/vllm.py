@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from vllm import envs
 from vllm.config.cache import CacheConfig
@@ -12,7 +12,6 @@ from vllm.config.kv_events import KVEventsConfig
 from vllm.config.kv_transfer import KVTransferConfig
 from vllm.config.lora import LoRAConfig
 from vllm.config.model import ModelConfig
-from vllm.config.observability import ObservabilityConfig
 from vllm.config.parallel import ParallelConfig
 from vllm.config.scheduler import SchedulerConfig
 from vllm.config.speculative import SpeculativeConfig
@@ -32,7 +31,8 @@ class VllmConfig:
     """Where traces of start_profile go; "" = nowhere."""
     weight_transfer_config: Any = field(default=None, compare=False)
     """As given: trainers ask a server for it."""
-    observability_config: ObservabilityConfig = field(default_factory=ObservabilityConfig, repr=False, compare=False)
+    otlp_traces_endpoint: str | None = field(default=None, repr=False, compare=False)
+    """Where spans of requests go; None: nowhere."""
     structured_outputs_config: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
     lora_config: LoRAConfig | None = None
     """None: no adapters."""
@@ -42,15 +42,6 @@ class VllmConfig:
     """None: no events of KV blocks are published."""
     kv_transfer_config: KVTransferConfig | None = None
     """None: no connector carries KV blocks."""
-    # Not served; callers look whether it is configured.
-    reasoning_config: ClassVar[None] = None
-    ec_transfer_config: ClassVar[None] = None
-    quant_config: ClassVar[None] = None
-
-    @property
-    def use_v2_model_runner(self) -> bool:
-        """True: there is no other."""
-        return True
 
     @property
     def kv_cache_dtype(self) -> str:
@@ -73,7 +64,6 @@ class VllmConfig:
         model = self.model_config
         for problem, option in (
             (self.device_config.device != "cpu", "device='cpu'"),
-            (self.parallel_config.pipeline_parallel_size > 1, "pipeline_parallel_size=1"),
             (
                 # Each rank would hear its own connector alone, and schedule other steps than the rest.
                 self.parallel_config.tensor_parallel_size > 1
@@ -81,15 +71,23 @@ class VllmConfig:
                 "distributed_executor_backend='mp' or 'ray'",
             ),
             (not self.cache_config.enable_prefix_caching, "a causal model and enable_prefix_caching=True"),
-            (self.speculative_config is not None, "no speculative_config"),
+            (
+                # Their drafts follow from final hidden states of the prompt, which connectors do not carry.
+                self.speculative_config is not None and self.speculative_config.method in ("mtp", "eagle", "eagle3"),
+                "a speculative_config of the method 'ngram', 'suffix' or 'draft_model', or none",
+            ),
             (model.enable_prompt_embeds, "enable_prompt_embeds=False"),
             (bool(self.cache_config.kv_store), "no kv_store"),
         ):
             if problem:
                 raise ValueError(f"kv_transfer_config needs {option}")
         recomputes = self.kv_transfer_config is not None and self.kv_transfer_config.recomputes
-        if recomputes and self.scheduler_config.async_scheduling:
-            raise ValueError("kv_load_failure_policy='recompute' needs async_scheduling=False, or take 'fail'")
+        for is_ahead, option in (
+            (self.scheduler_config.async_scheduling, "async_scheduling=False"),
+            (self.parallel_config.pipeline_parallel_size > 1, "pipeline_parallel_size=1"),
+        ):
+            if recomputes and is_ahead:
+                raise ValueError(f"kv_load_failure_policy='recompute' needs {option}, or take 'fail'")
 
     def _check_stages(self) -> None:
         """ValueError: an option with which a model cannot be split by layers."""

@@ -66,31 +66,9 @@ class Communicator:
         self._group = None
 
     @property
-    def rank_in_group(self) -> int:
-        """`rank`, under the name that upstream's callers know."""
-        return self.rank
-
-    @property
-    def ranks(self) -> list[int]:
-        """All ranks."""
-        return list(range(self.world_size))
-
-    @property
-    def is_first_rank(self) -> bool:
-        """Whether this is rank 0."""
-        return self.rank == 0
-
-    @property
-    def is_last_rank(self) -> bool:
-        """Whether this is the last rank."""
-        return self.rank == self.world_size - 1
-
-    @property
     def device_group(self) -> Any:
         """The process group or backend that it was made of; None for a group of one rank."""
         return self._group
-
-    cpu_group = device_group
 
     @property
     def total_calls(self) -> int:

@@ -22,8 +22,8 @@ from torch import Tensor
 from vllm.distributed.communicator import Communicator, PeerLostError
 from vllm.distributed.process_group import JOIN_TIMEOUT
 
-# Decoding computes all of the head in each step, and scoring almost nothing of it.
-_HEAD_SHARE = 0.5
+# Decoding computes all of the head in each step, and scoring, which takes longer, almost nothing of it.
+_HEAD_SHARE = 0.25
 _KEY_BYTES = 16
 _KEY_SECONDS = 10.0
 

@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vllm.distributed.process_group import connect_hosts
-from vllm.distributed.stateless_group import StatelessProcessGroup
 
 BUCKET_BYTES = 1 << 30
+MEETING = "further"
+"""Where in their store members meet for a group, and which number of theirs it is."""
 # A sender may gather, between two buckets, what its own ranks hold.
 _TIMEOUT = timedelta(minutes=30)
 # Each tensor in a bucket begins at such a multiple, so that it can be viewed in place.
@@ -23,36 +24,18 @@ _END, _FAILED = 0, -1
 
 
 class TrainerGroup:
-    """The members of a StatelessProcessGroup exchange tensors over gloo, on any machines, those of other devices
-    through the host's memory. Every one makes the same calls in the same order, with tensors of the same sizes.
+    """Members that exchange tensors over gloo, on any machines, those of other devices through the host's memory. Every
+    one makes the same calls in the same order, with tensors of the same sizes.
 
     Attributes:
-        group: the members.
         rank, world_size: this member, and how many there are.
-        device: of results for which no tensor is given.
-        available, disabled: as of upstream's communicator: it works.
     """
 
-    available, disabled = True, False
-
-    def __init__(
-        self, group: StatelessProcessGroup, device: int | str | torch.device = "cpu", library_path: str | None = None
-    ) -> None:
-        """Meet the other members; returns when all have come.
-
-        Args:
-            device: an int is a CUDA device's index.
-            library_path: has no effect: NCCL is not used.
-
-        Raises:
-            TypeError: `group` is another kind of group.
-        """
-        if not isinstance(group, StatelessProcessGroup):
-            raise TypeError(f"group must be a StatelessProcessGroup, got {type(group).__name__}")
-        self.group, self.rank, self.world_size = group, group.rank, group.world_size
-        self.device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-        address = _own_address(getattr(group.store, "host", "127.0.0.1"))
-        self._hosts = connect_hosts(group.further_store(), self.rank, self.world_size, address, _TIMEOUT)
+    def __init__(self, store: dist.Store, rank: int, world_size: int, peer: str) -> None:
+        """Meet the other members in `store`, which is at `peer`; returns when all have come."""
+        # The store ends with its last reference at rank 0, and with it what the others wait for.
+        self._store, self.rank, self.world_size = store, rank, world_size
+        self._hosts = connect_hosts(store, rank, world_size, _own_address(peer), _TIMEOUT)
         self._gloo: Any = self._hosts.device_group
 
     def close(self) -> None:
@@ -61,45 +44,24 @@ class TrainerGroup:
 
     def broadcast(self, tensor: Tensor, src: int, stream: Any = None) -> None:
         """Rank `src`'s tensor, into the others' `tensor`. `stream` has no effect: it is done when this returns."""
-        host = _on_host(tensor)
+        host = on_host(tensor)
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = src, 0
         self._gloo.broadcast([host], options).wait()
         if self.rank != src:
-            _put(tensor, host)
+            put(tensor, host)
 
-    def all_reduce(
-        self, in_tensor: Tensor, out_tensor: Tensor | None = None, op: Any = dist.ReduceOp.SUM, stream: Any = None
-    ) -> Tensor:
-        """The members' tensors, added up or by another `op`; into `out_tensor`, if it is given."""
-        host = _on_host(in_tensor).clone()
-        options = dist.AllreduceOptions()
-        options.reduceOp = op
-        self._gloo.allreduce([host], options).wait()
-        out = torch.empty_like(in_tensor) if out_tensor is None else out_tensor
-        return out.copy_(host.view_as(out))
 
-    def all_gather(self, output_tensor: Tensor, input_tensor: Tensor, stream: Any = None) -> None:
-        """Every member's `input_tensor`, one behind the other, into `output_tensor`."""
-        host = _on_host(input_tensor)
-        parts = [torch.empty_like(host) for _ in range(self.world_size)]
-        self._gloo.allgather([parts], [host]).wait()
-        output_tensor.copy_(torch.stack(parts).view_as(output_tensor))
-
-    def send(self, tensor: Tensor, dst: int, stream: Any = None) -> None:
-        """Hand a tensor to rank `dst`."""
-        self._gloo.send([_on_host(tensor)], dst, 0).wait()
-
-    def recv(self, tensor: Tensor, src: int, stream: Any = None) -> None:
-        """Rank `src`'s next tensor, into `tensor`."""
-        host = _on_host(tensor)
-        self._gloo.recv([host], src, 0).wait()
-        _put(tensor, host)
+def meeting_store(address: str, port: int, rank: int, size: int, seconds: int = 300, **options: Any) -> dist.Store:
+    """The store of all members, which rank 0 keeps at its address; returns when all have come."""
+    timeout = timedelta(seconds=seconds)
+    return dist.TCPStore(address, port, size, is_master=rank == 0, timeout=timeout, use_libuv=False, **options)
 
 
 def join_trainer(address: str, port: int, rank: int, world_size: int) -> TrainerGroup:
     """Meet the trainer and the workers of its engines at the trainer's address; rank 0 is the trainer's."""
-    return TrainerGroup(StatelessProcessGroup.create(address, port, rank, world_size))
+    store = dist.PrefixStore(f"{MEETING}/0", meeting_store(address, port, rank, world_size))
+    return TrainerGroup(store, rank, world_size, address)
 
 
 def send_tensors(
@@ -184,13 +146,14 @@ def _padded(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _on_host(tensor: Tensor) -> Tensor:
+def on_host(tensor: Tensor) -> Tensor:
     """Contiguous bytes or values that gloo takes: float8 and their like it does not know."""
     host = tensor.detach().to("cpu").contiguous()
     return host.view(torch.uint8) if host.dtype.itemsize == 1 else host
 
 
-def _put(tensor: Tensor, host: Tensor) -> None:
+def put(tensor: Tensor, host: Tensor) -> None:
+    """Copy what `on_host` gave into `tensor`, unless that is its memory."""
     if host.data_ptr() != tensor.data_ptr():
         tensor.copy_(host.view(tensor.dtype))
 

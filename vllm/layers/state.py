@@ -8,7 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vllm.attention.backend import AttentionMetadata, KVCache
 from vllm.layers.absent_modules import all_modules
+from vllm.ops.rms_norm import AddedNorm
 
 
 class StateShape(NamedTuple):
@@ -35,6 +37,22 @@ class StateLayer(nn.Module):
         # [slots, *shape] of each part; set by the runner. A row is a request's state after the tokens computed so far;
         # of a request with none computed it may hold anything.
         self.state: tuple[Tensor, ...] = ()
+
+    def forward(
+        self,
+        positions: Tensor,
+        hidden: Tensor,
+        kv_cache: KVCache,
+        attn: AttentionMetadata,
+        rows: Tensor | None,
+        norm: AddedNorm | None,
+    ) -> Tensor:
+        """As attention's: a state needs no positions and no cache."""
+        return self.mix(hidden, attn, rows, norm)
+
+    def mix(self, hidden: Tensor, attn: AttentionMetadata, rows: Tensor | None, norm: AddedNorm | None) -> Tensor:
+        """[T, H], to which `norm` is applied first -> [T, H], or [L, H] for the tokens in `rows`."""
+        raise NotImplementedError
 
 
 def state_layers(model: nn.Module, with_absent: bool = False) -> list[StateLayer]:

@@ -22,6 +22,7 @@ from vllm.config import ModelConfig
 from vllm.config.checkpoint.shards import shard_files
 from vllm.config.checkpoint.tensor_places import stored_files, tensor_places
 from vllm.config.load import reads_folder
+from vllm.distributed.communicator import Communicator
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.distributed.stages import get_stage
 from vllm.layers.weight_update import own_tensors
@@ -46,6 +47,7 @@ _LEAST_SHARED = 1 << 16
 _LEAST_REFERRED = 1 << 20
 _COMPARED_FIRST = 4096
 _GIB = 2**30
+_WAIT_SECONDS = 300.0  # for others that pack
 # A start is over by then, and short programs are not slowed.
 _VERIFY_AFTER_SECONDS = 10.0
 # The code that decides how weights are packed.
@@ -96,12 +98,9 @@ def planned(config: ModelConfig, takes_adapters: bool, world_size: int) -> Itera
 @contextlib.contextmanager
 def open_packed_weights(config: ModelConfig, takes_adapters: bool, plan: Plan | None) -> Iterator[PackedWeights | None]:
     """The packed weights of a model on the CPU as this rank has them, whether they are on disk or not; None: they are
-    not to be. Within, no other process packs these weights. `plan`: of a group of several ranks. RuntimeError: this
-    rank's are not what they were when it was made."""
+    not to be. Within, no other process packs these weights. `plan`: of a group of several ranks; None: they agree
+    on one. RuntimeError: this rank's are not what they were when it was made."""
     group = get_tp_group()
-    if group.world_size > 1 and plan is None:
-        yield None
-        return
     found = _place(config, takes_adapters, group.world_size)
     if found is None:
         yield None
@@ -109,11 +108,16 @@ def open_packed_weights(config: ModelConfig, takes_adapters: bool, plan: Plan | 
     folder, name, files = found
     ahead.end_unless(name)
     own = PackedWeights(config, folder, folder.file(name, f"{group.rank}of{group.world_size}"), files)
-    if plan == "write":
-        own.may_write = True
-    elif not own.find() and plan == "map":
-        raise RuntimeError(f"{own.path} was removed while the ranks started: start again")
     with contextlib.ExitStack() as stack:
+        if group.world_size > 1 and plan is None:
+            plan = _agreed(stack, group, folder, name, own.path)
+            if plan is None:
+                yield None
+                return
+        if plan == "write":
+            own.may_write = True
+        elif not own.find() and plan == "map":
+            raise RuntimeError(f"{own.path} was removed while the ranks started: start again")
         if plan is None and own.content is None:
             own.may_write = _begin(stack, folder, name)
             # Another process may have packed them meanwhile.
@@ -123,6 +127,23 @@ def open_packed_weights(config: ModelConfig, takes_adapters: bool, plan: Plan | 
             yield own
         finally:
             own.end()
+
+
+def _agreed(
+    stack: contextlib.ExitStack, group: Communicator, folder: PackedFolder, name: str, path: Path
+) -> Plan | None:
+    """The work of ranks that may be on several machines, each of which calls this with the `path` of its share; None:
+    another process packs on one of them. On each machine one rank keeps others from packing until the stack is closed,
+    and nobody waits for them: who waits for a rank that does so would count it as hung."""
+
+    def on_all(flag: bool) -> bool:
+        return bool(group.all_gather(torch.tensor([int(flag)])).all())
+
+    if on_all(_is_whole(path)):
+        return "map"
+    machines = group.all_gather(torch.tensor([folder.machine()])).flatten().tolist()
+    is_first = machines.index(machines[group.rank]) == group.rank
+    return "write" if on_all(not is_first or _begin(stack, folder, name, 0.0)) else None
 
 
 def _place(config: ModelConfig, takes_adapters: bool, world_size: int) -> tuple[PackedFolder, str, list[Path]] | None:
@@ -140,13 +161,13 @@ def _place(config: ModelConfig, takes_adapters: bool, world_size: int) -> tuple[
     return folder, folder.name(fingerprint), files
 
 
-def _begin(stack: contextlib.ExitStack, folder: PackedFolder, name: str) -> bool:
+def _begin(stack: contextlib.ExitStack, folder: PackedFolder, name: str, wait_seconds: float = _WAIT_SECONDS) -> bool:
     """Keep others from packing until the stack is closed. False: the folder cannot be written to, or they do not come
     to an end."""
     try:
-        if stack.enter_context(folder.locked(name)):
+        if stack.enter_context(folder.locked(name, wait_seconds)):
             return True
-        say_once("another process has packed these weights for minutes: they are packed here, and not kept")
+        say_once("another process packs these weights, and has not come to an end: they are packed here, and not kept")
     except OSError as error:
         say_once("packed weights are not kept, so that the next start packs them again: %s", error)
     return False

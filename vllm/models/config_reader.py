@@ -235,12 +235,7 @@ class ConfigReader:
 
     def mixed(self, mixture: MoeSpec, mlp: MlpSpec, kinds: Sequence[str]) -> tuple[MlpSpec | MoeSpec, ...]:
         """`mixture` for each layer, or `mlp` where mlp_layer_types, by default `kinds`, says "dense", not "sparse"."""
-        kinds = self.get("mlp_layer_types", default=list(kinds))
-        if not isinstance(kinds, list) or len(kinds) != self.num_layers or set(kinds) - {"dense", "sparse"}:
-            raise ValueError(
-                f"{self._where}: mlp_layer_types must name dense or sparse for each of {self.num_layers} layers, "
-                f"got {kinds}"
-            )
+        kinds = self.kinds("mlp_layer_types", kinds, "dense", "sparse")
         return tuple(mixture if kind == "sparse" else mlp for kind in kinds)
 
     def first_dense(self, count: int) -> list[str]:
@@ -281,6 +276,15 @@ class ConfigReader:
         """Kinds of the layers: the last of each `count`, or the first, attends to all tokens."""
         full = 0 if is_first else count - 1
         return ["full_attention" if i % count == full else "sliding_attention" for i in range(self.num_layers)]
+
+    def with_positions(self) -> list[bool]:
+        """Which layers have positions, by no_rope_layers, or all but each no_rope_layer_interval-th."""
+        interval = self.integer("no_rope_layer_interval", default=4)
+        # 1 for a layer with positions.
+        flags = self.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(self.num_layers)]
+        if not isinstance(flags, list) or len(flags) != self.num_layers:
+            raise self.refuse("no_rope_layers", f"it must have {self.num_layers} numbers, 0 or 1")
+        return [bool(flag) for flag in flags]
 
     def layer_kinds(self, default: Sequence[str]) -> list[str]:
         """ "full_attention" or "sliding_attention" of each layer, by layer_types."""

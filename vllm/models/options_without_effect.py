@@ -1,56 +1,53 @@
 """Options of config.json that change nothing a family's model computes: they name things, concern training or
-generation, or are read by another part of the engine. A row a name, with the families that may have it."""
+generation, or are read by another part of the engine."""
 
 from __future__ import annotations
 
-ANY = "*"
-"""Every family may have the option: it means the same wherever it stands."""
-
-# Families are modules of models/dense, mixtures, hybrids and encoders. Names are exact: neighbours of a harmless name
-# can change numbers, as norm_std, output_multiplier and token_dropout do.
-_ROWS = {
+# Names are exact: neighbours of a harmless one can change numbers, as norm_std, output_multiplier and token_dropout do.
+_EVERYWHERE = frozenset(
+    (
+        # The file, the classes that read it, and precision, which is the engine's.
+        "_attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash "
+        "_experts_implementation _flash_attn_2_enabled _from_model_config _model_name_or_path _name_or_path "
+        "_num_labels _text_part_of _whole_config num_image_tokens architectures attn_implementation auto_map dtype "
+        "finetuning_task language model_type prefix pruned_heads task_specific_params tf_legacy_loss torch_dtype "
+        "torchscript transformers.js_config transformers_version trust_remote_code unsloth_fixed unsloth_traced "
+        "unsloth_version use_bfloat16 use_cache use_flash_attention use_flash_attention_2 use_flash_attn "
+        # Tokens and the tokenizer.
+        "audio_token_id begin_suppress_tokens bos_token bos_token_id cls_token cls_token_id decoder_start_token_id "
+        "eos_token eos_token_id eot_token_id forced_bos_token_id forced_eos_token_id image_token_id mask_token "
+        "mask_token_id max_model_len max_sequence_length model_max_length n_ctx pad_token pad_token_id sep_token "
+        "sep_token_id suppress_tokens tokenizer_class tokenizer_model_max_length tokenizer_name unk_token unk_token_id "
+        "video_token_id vision_end_token_id vision_start_token_id vision_token_id "
+        # Generation, whose defaults are generation_config.json's.
+        "bad_words_ids cache_implementation diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size "
+        "exponential_decay_length_penalty length_penalty max_length min_length no_repeat_ngram_size num_beam_groups "
+        "num_beams num_return_sequences output_attentions output_hidden_states output_past output_router_logits "
+        "output_scores remove_invalid_values repetition_penalty return_dict return_dict_in_generate top_k top_p "
+        "typical_p "
+        # Encoders with a decoder beside them; there is none here.
+        "chunk_size_feed_forward cross_attention_hidden_size is_decoder is_encoder_decoder tie_encoder_decoder "
+        # Training: what is dropped, how weights begin, what is added to the loss.
+        "activation_dropout attention_dropout attention_dropout_prob attention_probs_dropout_prob attn_dropout "
+        "attn_pdrop aux_loss_alpha aux_loss_coef classifier_dropout classifier_dropout_prob classifier_pdrop dropout "
+        "dropout_rate emb_pdrop embd_pdrop embed_dropout embedding_dropout ffn_dropout ffn_pdrop "
+        "gradient_checkpointing head_dropout hidden_dropout hidden_dropout_prob init_std initializer_factor "
+        "initializer_range initializer_std layerdrop mlp_dropout moe_aux_loss_coeff moe_z_loss_coeff "
+        "mtp_loss_scaling_factor mtp_loss_weight neftune_noise_alpha pooler_dropout pretraining_tp resid_dropout "
+        "resid_pdrop residual_dropout router_aux_loss_coef router_z_loss_coef use_gradient_checkpointing z_loss_coef "
+        "z_loss_coefficient z_loss_weight "
+        # Other parts of the engine read these: quantization, pooling, scores of pairs.
+        "classifier_from_token compression_config id2label is_causal is_matryoshka is_original_qwen3_reranker label2id "
+        "matryoshka_dimensions method num_labels pooling problem_type quantization_config "
+        "sbert_ce_default_activation_function sentence_transformers temperature use_bidirectional_attention "
+    ).split()
+)
+IN_FAMILIES = {
     # The file, the classes that read it, and precision, which is the engine's.
-    "_attn_implementation": ANY,
-    "_attn_implementation_autoset": ANY,
-    "_attn_implementation_internal": ANY,
-    "_commit_hash": ANY,
-    "_experts_implementation": ANY,
-    "_flash_attn_2_enabled": ANY,
-    "_from_model_config": ANY,
-    "_model_name_or_path": ANY,
-    "_name_or_path": ANY,
-    "_num_labels": ANY,
-    "_text_part_of": ANY,
-    "_whole_config": ANY,
-    "num_image_tokens": ANY,
-    "architectures": ANY,
     "attn_impl": "mpt",
-    "attn_implementation": ANY,
-    "auto_map": ANY,
-    "dtype": ANY,
-    "finetuning_task": ANY,
     "flash_attn": "phi",
     "flash_rotary": "phi",
     "is_llama_config": "llama",
-    "language": ANY,
-    "model_type": ANY,
-    "prefix": ANY,
-    "pruned_heads": ANY,
-    "task_specific_params": ANY,
-    "tf_legacy_loss": ANY,
-    "torch_dtype": ANY,
-    "torchscript": ANY,
-    "transformers.js_config": ANY,
-    "transformers_version": ANY,
-    "trust_remote_code": ANY,
-    "unsloth_fixed": ANY,
-    "unsloth_traced": ANY,
-    "unsloth_version": ANY,
-    "use_bfloat16": ANY,
-    "use_cache": ANY,
-    "use_flash_attention": ANY,
-    "use_flash_attention_2": ANY,
-    "use_flash_attn": ANY,
     "use_flash_rotary": "phi",
     # Sums in float32, which every kernel here makes.
     "attention_softmax_in_fp32": "bloom chatglm gpt2 starcoder2",
@@ -59,169 +56,39 @@ _ROWS = {
     "residual_in_fp32": "mamba nemotron",
     "scale_attention_softmax_in_fp32": "gpt2 starcoder2",
     # Tokens and the tokenizer.
-    "audio_token_id": ANY,
-    "begin_suppress_tokens": ANY,
     "boa_token_id": "gemma gemma3n gemma4",
     "boi_token_id": "gemma gemma3n gemma4",
-    "bos_token": ANY,
-    "bos_token_id": ANY,
-    "cls_token": ANY,
-    "cls_token_id": ANY,
-    "decoder_start_token_id": ANY,
     "eoa_token_id": "gemma gemma3n gemma4",
     "eod_token_id": "hunyuan llama",
     "eoi_token_id": "gemma gemma3n gemma4",
-    "eos_token": ANY,
-    "eos_token_id": ANY,
-    "eot_token_id": ANY,
-    "forced_bos_token_id": ANY,
-    "forced_eos_token_id": ANY,
     "gmask_token_id": "chatglm",
-    "image_token_id": ANY,
-    "mask_token": ANY,
-    "mask_token_id": ANY,
-    "max_model_len": ANY,
-    "max_sequence_length": ANY,
-    "model_max_length": ANY,
-    "n_ctx": ANY,
     "org_vocab_size": "hunyuan llama",
-    "pad_token": ANY,
-    "pad_token_id": ANY,
     "predict_special_tokens": "gpt2",
-    "sep_token": ANY,
-    "sep_token_id": ANY,
-    "suppress_tokens": ANY,
-    "tokenizer_class": ANY,
-    "tokenizer_model_max_length": ANY,
-    "tokenizer_name": ANY,
-    "unk_token": ANY,
-    "unk_token_id": ANY,
-    "video_token_id": ANY,
-    "vision_end_token_id": ANY,
-    "vision_start_token_id": ANY,
-    "vision_token_id": ANY,
-    # Generation, whose defaults are generation_config.json's.
-    "bad_words_ids": ANY,
-    "cache_implementation": ANY,
-    "diversity_penalty": ANY,
-    "do_sample": ANY,
-    "early_stopping": ANY,
-    "encoder_no_repeat_ngram_size": ANY,
-    "exponential_decay_length_penalty": ANY,
-    "length_penalty": ANY,
-    "max_length": ANY,
-    "min_length": ANY,
-    "no_repeat_ngram_size": ANY,
-    "num_beam_groups": ANY,
-    "num_beams": ANY,
-    "num_return_sequences": ANY,
-    "output_attentions": ANY,
-    "output_hidden_states": ANY,
-    "output_past": ANY,
-    "output_router_logits": ANY,
-    "output_scores": ANY,
-    "remove_invalid_values": ANY,
-    "repetition_penalty": ANY,
-    "return_dict": ANY,
-    "return_dict_in_generate": ANY,
-    "top_k": ANY,
-    "top_p": ANY,
-    "typical_p": ANY,
-    # Encoders with a decoder beside them; there is none here.
-    "chunk_size_feed_forward": ANY,
-    "cross_attention_hidden_size": ANY,
-    "is_decoder": ANY,
-    "is_encoder_decoder": ANY,
-    "tie_encoder_decoder": ANY,
     # Training: what is dropped, how weights begin, what is added to the loss.
-    "activation_dropout": ANY,
-    "attention_dropout": ANY,
-    "attention_dropout_prob": ANY,
-    "attention_probs_dropout_prob": ANY,
-    "attn_dropout": ANY,
-    "attn_pdrop": ANY,
-    "aux_loss_alpha": ANY,
-    "aux_loss_coef": ANY,
     "bias_dropout_fusion": "bloom falcon",
-    "classifier_dropout": ANY,
-    "classifier_dropout_prob": ANY,
-    "classifier_pdrop": ANY,
-    "dropout": ANY,
-    "dropout_rate": ANY,
-    "emb_pdrop": ANY,
-    "embd_pdrop": ANY,
-    "embed_dropout": ANY,
-    "embedding_dropout": ANY,
-    "ffn_dropout": ANY,
-    "ffn_pdrop": ANY,
     "fused_dropout_add_ln": "nomic_bert",
-    "gradient_checkpointing": ANY,
-    "head_dropout": ANY,
-    "hidden_dropout": ANY,
-    "hidden_dropout_prob": ANY,
     "init_config": "mpt",
     "init_device": "mpt",
     "init_method": "granite",
-    "init_std": ANY,
     "initializer_cutoff_factor": "modernbert",
-    "initializer_factor": ANY,
-    "initializer_range": ANY,
-    "initializer_std": ANY,
-    "layerdrop": ANY,
-    "mlp_dropout": ANY,
-    "moe_aux_loss_coeff": ANY,
     "moe_aux_loss_lambda": "ernie",
     "moe_dropout_prob": "ernie",
     "moe_loss_weight": "dbrx",
     "moe_orthogonal_loss_lambda": "ernie",
-    "moe_z_loss_coeff": ANY,
     "moe_z_loss_lambda": "ernie",
-    "mtp_loss_scaling_factor": ANY,
-    "mtp_loss_weight": ANY,
-    "neftune_noise_alpha": ANY,
     "output_dropout": "bailing",
-    "pooler_dropout": ANY,
-    "pretraining_tp": ANY,
     "qa_dropout": "distilbert",
-    "resid_dropout": ANY,
-    "resid_pdrop": ANY,
-    "residual_dropout": ANY,
-    "router_aux_loss_coef": ANY,
-    "router_z_loss_coef": ANY,
     "seq_classif_dropout": "distilbert",
-    "use_gradient_checkpointing": ANY,
-    "z_loss_coef": ANY,
-    "z_loss_coefficient": ANY,
-    "z_loss_weight": ANY,
     # Heads that other classes of transformers have.
     "summary_activation": "gpt2 nomic_bert",
     "summary_first_dropout": "gpt2 nomic_bert",
     "summary_proj_to_labels": "gpt2 nomic_bert",
     "summary_type": "gpt2 nomic_bert",
     "summary_use_proj": "gpt2 nomic_bert",
-    # Other parts of the engine read these: quantization, pooling, scores of pairs.
-    "classifier_from_token": ANY,
-    "compression_config": ANY,
-    "id2label": ANY,
-    "is_causal": ANY,
-    "is_matryoshka": ANY,
-    "is_original_qwen3_reranker": ANY,
-    "label2id": ANY,
-    "matryoshka_dimensions": ANY,
-    "method": ANY,
-    "num_labels": ANY,
-    "pooling": ANY,
-    "problem_type": ANY,
-    "quantization_config": ANY,
-    "sbert_ce_default_activation_function": ANY,
-    "sentence_transformers": ANY,
-    "temperature": ANY,
-    "use_bidirectional_attention": ANY,
 }
-_FAMILIES = {name: frozenset(families.split()) for name, families in _ROWS.items()}
+"""By option the families that may have it: modules of models/dense, mixtures, hybrids and encoders."""
 
 
 def has_no_effect(option: str, family: str) -> bool:
     """Whether the option changes nothing that a model of the family computes."""
-    families = _FAMILIES.get(option, frozenset())
-    return ANY in families or family in families
+    return option in _EVERYWHERE or family in IN_FAMILIES.get(option, "").split()

@@ -262,39 +262,6 @@ class _ModelRegistry:
         """The entry of the first known architecture; None if there is none."""
         return next((self._models[name] for name in architectures if name in self._models), None)
 
-    def resolve_model_cls(
-        self, architectures: str | Sequence[str], model_config: Any = None
-    ) -> tuple[type[nn.Module], str]:
-        """The class of the first architecture that is known, and its name.
-
-        Raises:
-            ValueError: none of them is, or its class cannot be imported.
-        """
-        names = [architectures] if isinstance(architectures, str) else list(architectures)
-        model_class = resolve_model_class(names)
-        return model_class, next(name for name in names if name in self._models)
-
-    def is_text_generation_model(self, architectures: str | Sequence[str], model_config: Any = None) -> bool:
-        """Whether one of the architectures has a model here; all of them generate text."""
-        names = [architectures] if isinstance(architectures, str) else architectures
-        return self.find(names) is not None
-
-    def is_pooling_model(self, architectures: str | Sequence[str], model_config: Any = None) -> bool:
-        """Whether the architecture is an encoder, or a decoder whose name ends as those do that pool."""
-        names = [architectures] if isinstance(architectures, str) else architectures
-        is_encoder = self.find(names) is None and any(name in _POOLING for name in names)
-        return pooling_kind(names) is not None or is_encoder
-
-    def is_multimodal_model(self, architectures: str | Sequence[str], model_config: Any = None) -> bool:
-        """Whether the model reads pictures; without `model_config`, whether one of the architectures is among those of
-        transformers that do, of which some are refused when their engine starts."""
-        if model_config is not None:
-            return bool(model_config.reads_images)
-        from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as READERS
-
-        names = [architectures] if isinstance(architectures, str) else architectures
-        return not {*PAIRS, *READERS.values()}.isdisjoint(names)
-
 
 adopt: Callable[[type[nn.Module]], type[nn.Module]] | None = None
 """Makes of a caller's class that is built in another way one that the loader can build; others stay as they are."""

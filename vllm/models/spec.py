@@ -5,8 +5,8 @@ a line where DecoderLayer builds its parts. Kinds of states are in `states/specs
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 from vllm.config.checkpoint.config import RopeConfig
 from vllm.ops.choose_experts import ExpertChoice
@@ -155,14 +155,25 @@ class LatentAttentionSpec:
 AnyAttention = AttentionSpec | LatentAttentionSpec
 
 
+def rotating_in_windows(layers: Iterable[AttentionSpec]) -> tuple[AttentionSpec, ...]:
+    """The layers, of which those without a window have no rotary positions."""
+    return tuple(layer if layer.window else replace(layer, rotary=None) for layer in layers)
+
+
 @dataclass(frozen=True)
 class StateSpec:
-    """A layer that mixes tokens through a recurrent state in place of attention; each kind derives from it."""
+    """A layer that mixes tokens through a recurrent state in place of attention; each kind derives from it.
+
+    Attributes:
+        split_by: name of the attribute that is `split_size`.
+    """
+
+    split_by: ClassVar[str] = "heads"
 
     @property
     def split_size(self) -> int:
         """The number of ranks has to divide this."""
-        raise NotImplementedError
+        return int(getattr(self, self.split_by))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import cache, lru_cache, wraps
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -119,17 +120,22 @@ def implementation(tensor: Tensor) -> Implementation:
 
 def dispatched(reference: Callable[P, R]) -> Callable[P, R]:
     """The operation of a PyTorch reference whose first argument is a tensor on its device. It runs the C++ operator, or
-    the function of the Triton module that has the name of the reference's module, with the same name and arguments."""
+    the function of the Triton module that has the name of the reference's module, with the same name and arguments; the
+    reference alone has to have their defaults."""
     name = reference.__name__
+    parameters = enumerate(signature(reference).parameters.values())
+    defaults = [(at, each.name, each.default) for at, each in parameters if each.default is not Parameter.empty]
 
     @wraps(reference)
     def operation(*args: Any, **kwargs: Any) -> Any:
         which = implementation(args[0])
-        if which == "cpp":
-            return getattr(torch.ops.vllm_cpu, name)(*args, **kwargs)
-        if which == "triton":
-            return triton_function(name, reference.__module__)(*args, **kwargs)
-        return reference(*args, **kwargs)
+        if which == "reference":
+            return reference(*args, **kwargs)
+        function = getattr(torch.ops.vllm_cpu, name) if which == "cpp" else triton_function(name, reference.__module__)
+        for at, each, value in defaults:
+            if at >= len(args):
+                kwargs.setdefault(each, value)
+        return function(*args, **kwargs)
 
     return operation
 

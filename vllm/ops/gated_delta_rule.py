@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vllm.ops._dispatch import implementation, triton_function
+from vllm.ops._dispatch import dispatched
 from vllm.ops.state_rows import clear_new, steps
 
 
+@dispatched
 def gated_delta_rule_(
     qkv: Tensor,
     decay: Tensor,
@@ -47,31 +48,6 @@ def gated_delta_rule_(
         key_heads: Hk.
         bound: not positive.
     """
-    tensors = qkv, decay, beta, rate, bias, pool, state_slots, query_start_loc, seq_lens
-    numbers = key_heads, beta_scale, bound, eps
-    which = implementation(qkv)
-    if which == "cpp":
-        return torch.ops.vllm_cpu.gated_delta_rule_(*tensors, *numbers)
-    if which == "triton":
-        return triton_function("gated_delta_rule_", __name__)(*tensors, *numbers)
-    return _reference(*tensors, *numbers)
-
-
-def _reference(
-    qkv: Tensor,
-    decay: Tensor,
-    beta: Tensor,
-    rate: Tensor,
-    bias: Tensor,
-    pool: Tensor,
-    state_slots: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    key_heads: int,
-    beta_scale: float,
-    bound: float,
-    eps: float,
-) -> Tensor:
     _, heads, keys, values = pool.shape
     parts = qkv.float().split([key_heads * keys, key_heads * keys, heads * values], dim=-1)
     q, k = (

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm.ops._dispatch import implementation, triton_function
+from vllm.ops._dispatch import dispatched
 from vllm.ops.state_rows import clear_new, steps
 
 
+@dispatched
 def gated_recurrence_(
     x: Tensor,
     input_gate: Tensor,
@@ -35,27 +36,6 @@ def gated_recurrence_(
         pool: float32 [slots, C], each slot contiguous. Changed in place.
         state_slots, query_start_loc, seq_lens: as of `short_conv_`.
     """
-    arguments = x, input_gate, kept_gate, input_bias, kept_bias, rate, pool, state_slots, query_start_loc, seq_lens
-    which = implementation(x)
-    if which == "cpp":
-        return torch.ops.vllm_cpu.gated_recurrence_(*arguments)
-    if which == "triton":
-        return triton_function("gated_recurrence_", __name__)(*arguments)
-    return _reference(*arguments)
-
-
-def _reference(
-    x: Tensor,
-    input_gate: Tensor,
-    kept_gate: Tensor,
-    input_bias: Tensor,
-    kept_bias: Tensor,
-    rate: Tensor,
-    pool: Tensor,
-    state_slots: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-) -> Tensor:
     logs = -rate * (kept_gate.float() + kept_bias).sigmoid()
     share = (-torch.expm1(2 * logs)).sqrt()
     share[query_start_loc[:-1][seq_lens == query_start_loc.diff()].long()] = 1.0

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vllm.ops._dispatch import implementation, triton_function
+from vllm.ops._dispatch import dispatched
 
 
+@dispatched
 def gated_rms_norm(
     x: Tensor, gate: Tensor, weight: Tensor, eps: float, width: int, sigmoid: bool = False, gate_first: bool = False
 ) -> Tensor:
@@ -21,18 +22,6 @@ def gated_rms_norm(
         weight: of x's dtype or float32, contiguous [C], or [width], which serves every group.
         sigmoid: act, else SiLU.
     """
-    arguments = x, gate, weight, eps, width, sigmoid, gate_first
-    which = implementation(x)
-    if which == "cpp":
-        return torch.ops.vllm_cpu.gated_rms_norm(*arguments)
-    if which == "triton":
-        return triton_function("gated_rms_norm", __name__)(*arguments)
-    return _reference(*arguments)
-
-
-def _reference(
-    x: Tensor, gate: Tensor, weight: Tensor, eps: float, width: int, sigmoid: bool, gate_first: bool
-) -> Tensor:
     factor = gate.float().sigmoid() if sigmoid else F.silu(gate.float())
     value = x.float() * factor if gate_first else x.float()
     groups = value.unflatten(1, (-1, width))

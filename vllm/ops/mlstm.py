@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vllm.ops._dispatch import implementation, triton_function
+from vllm.ops._dispatch import dispatched
 from vllm.ops.state_rows import clear_new, steps
 
 
+@dispatched
 def mlstm_(
     qkv: Tensor,
     gates: Tensor,
@@ -40,26 +41,6 @@ def mlstm_(
         key_dim: K.
         cap: positive.
     """
-    arguments = qkv, gates, pool, state_slots, query_start_loc, seq_lens, key_dim, cap, eps
-    which = implementation(qkv)
-    if which == "cpp":
-        return torch.ops.vllm_cpu.mlstm_(*arguments)
-    if which == "triton":
-        return triton_function("mlstm_", __name__)(*arguments)
-    return _reference(*arguments)
-
-
-def _reference(
-    qkv: Tensor,
-    gates: Tensor,
-    pool: Tensor,
-    state_slots: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    key_dim: int,
-    cap: float,
-    eps: float,
-) -> Tensor:
     heads, size = pool.shape[1:]
     width = (size - key_dim - 1) // key_dim
     parts = qkv.float().split([heads * key_dim, heads * key_dim, heads * width], dim=1)

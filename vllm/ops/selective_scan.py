@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vllm.ops._dispatch import implementation, triton_function
+from vllm.ops._dispatch import dispatched
 from vllm.ops.state_rows import clear_new, steps
 
 
+@dispatched
 def selective_scan_(
     x: Tensor,
     dt: Tensor,
@@ -42,29 +43,6 @@ def selective_scan_(
         pool: float32 [slots, N, C], each slot contiguous. Changed in place.
         state_slots, query_start_loc, seq_lens: as of `short_conv_`.
     """
-    arguments = x, dt, b, c, gate, rate, bias, skip, pool, state_slots, query_start_loc, seq_lens
-    which = implementation(x)
-    if which == "cpp":
-        return torch.ops.vllm_cpu.selective_scan_(*arguments)
-    if which == "triton":
-        return triton_function("selective_scan_", __name__)(*arguments)
-    return _reference(*arguments)
-
-
-def _reference(
-    x: Tensor,
-    dt: Tensor,
-    b: Tensor,
-    c: Tensor,
-    gate: Tensor | None,
-    rate: Tensor,
-    bias: Tensor | None,
-    skip: Tensor,
-    pool: Tensor,
-    state_slots: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-) -> Tensor:
     step = F.softplus(dt.float() if bias is None else dt.float() + bias)
     size, channels = pool.shape[1:]
     # [T, N, C]

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vllm.ops._dispatch import implementation, triton_function
+from vllm.ops._dispatch import dispatched
 from vllm.ops.state_rows import clear_new, steps
 
 
+@dispatched
 def short_conv_(
     x: Tensor,
     weight: Tensor,
@@ -38,13 +39,19 @@ def short_conv_(
         silu: act, else the identity.
         before, after: as x, or None: factors on the inputs (rounded to x's dtype then) and on the results.
     """
-    arguments = x, weight, bias, tail, state_slots, query_start_loc, seq_lens, silu, before, after
-    which = implementation(x)
-    if which == "cpp":
-        return torch.ops.vllm_cpu.short_conv_(*arguments)
-    if which == "triton":
-        return triton_function("short_conv_", __name__)(*arguments)
-    return _reference(*arguments)
+    clear_new(tail, state_slots, query_start_loc, seq_lens)
+    if before is not None:
+        x = x * before
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    for tokens, slots in steps(state_slots, query_start_loc):
+        inputs = torch.cat([tail[slots], x[tokens, None]], dim=1)
+        tail[slots] = inputs[:, 1:]
+        out[tokens] = (inputs.float() * weight.float()).sum(1)
+    if bias is not None:
+        out += bias.float()
+    if silu:
+        out = F.silu(out)
+    return (out if after is None else out * after.float()).to(x.dtype)
 
 
 def gated_short_conv_(
@@ -59,30 +66,3 @@ def gated_short_conv_(
     """C * short_conv_(B * x), of `bcx` [T, 3C], which has B, C and x side by side."""
     b, c, x = bcx.chunk(3, dim=-1)
     return short_conv_(x, weight, bias, tail, state_slots, query_start_loc, seq_lens, False, b, c)
-
-
-def _reference(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    tail: Tensor,
-    state_slots: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    silu: bool,
-    before: Tensor | None,
-    after: Tensor | None,
-) -> Tensor:
-    clear_new(tail, state_slots, query_start_loc, seq_lens)
-    if before is not None:
-        x = x * before
-    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    for tokens, slots in steps(state_slots, query_start_loc):
-        inputs = torch.cat([tail[slots], x[tokens, None]], dim=1)
-        tail[slots] = inputs[:, 1:]
-        out[tokens] = (inputs.float() * weight.float()).sum(1)
-    if bias is not None:
-        out += bias.float()
-    if silu:
-        out = F.silu(out)
-    return (out if after is None else out * after.float()).to(x.dtype)

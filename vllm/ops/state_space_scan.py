@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vllm.ops._dispatch import implementation, triton_function
+from vllm.ops._dispatch import dispatched
 from vllm.ops.state_rows import clear_new, steps
 
 
+@dispatched
 def state_space_scan_(
     xbc: Tensor,
     dt: Tensor,
@@ -43,29 +44,6 @@ def state_space_scan_(
         state_slots, query_start_loc, seq_lens: as of `short_conv_`.
         groups: G.
     """
-    tensors = xbc, dt, rate, bias, skip, pool, state_slots, query_start_loc, seq_lens
-    which = implementation(xbc)
-    if which == "cpp":
-        return torch.ops.vllm_cpu.state_space_scan_(*tensors, groups, dt_min, dt_max)
-    if which == "triton":
-        return triton_function("state_space_scan_", __name__)(*tensors, groups, dt_min, dt_max)
-    return _reference(*tensors, groups, dt_min, dt_max)
-
-
-def _reference(
-    xbc: Tensor,
-    dt: Tensor,
-    rate: Tensor,
-    bias: Tensor,
-    skip: Tensor | None,
-    pool: Tensor,
-    state_slots: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    groups: int,
-    dt_min: float,
-    dt_max: float,
-) -> Tensor:
     _, heads, size, width = pool.shape
     parts = xbc.float().split([heads * width, groups * size, groups * size], dim=-1)
     x = parts[0].unflatten(1, (heads, width))

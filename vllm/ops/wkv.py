@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm.ops._dispatch import implementation, triton_function
+from vllm.ops._dispatch import dispatched
 from vllm.ops.state_rows import clear_new, steps
 
 # The exponent of a sum of nothing.
 _NOTHING = -1e38
 
 
+@dispatched
 def wkv_(
     key: Tensor,
     value: Tensor,
@@ -38,26 +39,6 @@ def wkv_(
         pool: float32 [slots, 3, C], each slot contiguous. Changed in place.
         state_slots, query_start_loc, seq_lens: as of `short_conv_`.
     """
-    arguments = key, value, gate, rate, bonus, pool, state_slots, query_start_loc, seq_lens
-    which = implementation(key)
-    if which == "cpp":
-        return torch.ops.vllm_cpu.wkv_(*arguments)
-    if which == "triton":
-        return triton_function("wkv_", __name__)(*arguments)
-    return _reference(*arguments)
-
-
-def _reference(
-    key: Tensor,
-    value: Tensor,
-    gate: Tensor,
-    rate: Tensor,
-    bonus: Tensor,
-    pool: Tensor,
-    state_slots: Tensor,
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-) -> Tensor:
     clear_new(pool, state_slots, query_start_loc, seq_lens)
     pool[state_slots[seq_lens == query_start_loc.diff()], 2] = _NOTHING
     out = torch.empty(key.shape, dtype=torch.float32, device=key.device)

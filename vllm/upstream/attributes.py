@@ -45,15 +45,25 @@ def _part(name: str) -> Any:
 
 
 def _load_config(self: Any) -> Any:
-    from vllm.config.load import LoadConfig
+    from vllm.upstream.config.load import LoadConfig
 
     return LoadConfig(load_format=self.model_config.load_format)
+
+
+def _observability_config(self: Any) -> Any:
+    from vllm.upstream.config.observability import ObservabilityConfig
+
+    return ObservabilityConfig(otlp_traces_endpoint=self.otlp_traces_endpoint)
 
 
 def _compilation_config(self: Any) -> Any:
     from vllm.upstream.config.compilation import CompilationConfig
 
     return CompilationConfig()
+
+
+def _has_kv_role(role: str) -> Any:
+    return lambda self: self.kv_connector is not None and self.kv_role in (role, "kv_both")
 
 
 def _adopt(model_class: Any) -> Any:
@@ -81,20 +91,59 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "VllmConfig": {
             "additional_config": property(lambda self: {}),
             "compilation_config": property(_compilation_config),
+            "ec_transfer_config": None,
             "instance_id": "",
             "load_config": property(_load_config),
+            "observability_config": property(_observability_config),
+            "quant_config": None,
+            "reasoning_config": None,
+            "use_v2_model_runner": True,
         }
     },
     "vllm.logprobs.flat": {"FlatLogprobs": {"__new__": staticmethod(_flat_or_editable)}},
     "vllm.v1.engine.core": {
         "EngineCore": {"engine_core": _ITSELF, "model_executor": _EXECUTOR, "save_sharded_state": _save_sharded_state}
     },
-    "vllm.models.registry": {"": {"adopt": _adopt}},
+    "vllm.models.registry": {
+        "": {"adopt": _adopt},
+        "_ModelRegistry": {
+            "resolve_model_cls": _part("resolve_model_cls"),
+            "is_text_generation_model": _part("is_text_generation_model"),
+            "is_pooling_model": _part("is_pooling_model"),
+            "is_multimodal_model": _part("is_multimodal_model"),
+        },
+    },
+    "vllm.config.kv_transfer": {
+        "KVTransferConfig": {
+            "is_kv_transfer_instance": property(lambda self: self.kv_connector is not None),
+            "is_kv_producer": property(
+                lambda self: self.kv_role in ("kv_producer", "kv_both") and bool(self.kv_connector)
+            ),
+            "is_kv_consumer": property(
+                lambda self: self.kv_role in ("kv_consumer", "kv_both") and bool(self.kv_connector)
+            ),
+            "get_from_extra_config": lambda self, key, default: self.kv_connector_extra_config.get(key, default),
+        }
+    },
+    "vllm.distributed.communicator": {
+        "Communicator": {
+            "cpu_group": property(lambda self: self.device_group),
+            "is_first_rank": property(lambda self: self.rank == 0),
+            "is_last_rank": property(lambda self: self.rank == self.world_size - 1),
+            "rank_in_group": property(lambda self: self.rank),
+            "ranks": property(lambda self: list(range(self.world_size))),
+        }
+    },
     "vllm.config.model": {
         "ModelConfig": {
             "architectures": property(_part("architectures")),
+            "hf_text_config": property(lambda self: self.hf_config),
+            "is_encoder_decoder": False,
             "is_moe": property(_part("is_moe")),
+            "is_multimodal_model": property(lambda self: self.reads_images),
             "uses_mrope": property(_part("uses_mrope")),
+            "get_vocab_size": lambda self: self.hf_config.vocab_size,
+            "get_hidden_size": lambda self: self.hf_config.hidden_size,
             "get_num_layers": _part("get_num_layers"),
             "get_num_attention_heads": _part("get_num_attention_heads"),
             "get_head_size": _part("get_head_size"),

@@ -1,4 +1,4 @@
-"""Methods of engines and of their configuration that only upstream's callers call."""
+"""Methods of engines, of their configuration and of the registry that only upstream's callers call."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from vllm.config.checkpoint.text_part import WHOLE
 from vllm.inputs.data import tokens_input
 from vllm.inputs.text_options import text_options
+from vllm.models.registry import PAIRS, encoder_archs, pooling_kind, resolve_model_class
 from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from vllm.config import ModelConfig, ParallelConfig
     from vllm.entrypoints.async_llm import AsyncLLM
     from vllm.entrypoints.llm import LLM
@@ -69,6 +72,44 @@ def get_total_num_kv_heads(self: ModelConfig) -> int:
 def get_num_kv_heads(self: ModelConfig, parallel_config: Any = None) -> int:
     """Heads of the KV cache of a rank of `parallel_config`; None: all."""
     return max(1, get_total_num_kv_heads(self) // getattr(parallel_config, "tensor_parallel_size", 1))
+
+
+def resolve_model_cls(
+    self: Any, architectures: str | Sequence[str], model_config: Any = None
+) -> tuple[type[nn.Module], str]:
+    """The class of the first architecture that is known, and its name.
+
+    Raises:
+        ValueError: none of them is, or its class cannot be imported.
+    """
+    names = _listed(architectures)
+    return resolve_model_class(names), next(name for name in names if name in self.get_supported_archs())
+
+
+def is_text_generation_model(self: Any, architectures: str | Sequence[str], model_config: Any = None) -> bool:
+    """Whether one of the architectures has a model here; all of them generate text."""
+    return self.find(_listed(architectures)) is not None
+
+
+def is_pooling_model(self: Any, architectures: str | Sequence[str], model_config: Any = None) -> bool:
+    """Whether the architecture is an encoder, or a decoder whose name ends as those do that pool."""
+    names = _listed(architectures)
+    is_encoder = self.find(names) is None and not encoder_archs().isdisjoint(names)
+    return pooling_kind(names) is not None or is_encoder
+
+
+def is_multimodal_model(self: Any, architectures: str | Sequence[str], model_config: Any = None) -> bool:
+    """Whether the model reads pictures; without `model_config`, whether one of the architectures is among those of
+    transformers that do, of which some are refused when their engine starts."""
+    if model_config is not None:
+        return bool(model_config.reads_images)
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as READERS
+
+    return not {*PAIRS, *READERS.values()}.isdisjoint(_listed(architectures))
+
+
+def _listed(architectures: str | Sequence[str]) -> list[str]:
+    return [architectures] if isinstance(architectures, str) else list(architectures)
 
 
 def rank(self: ParallelConfig) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import sys
 from dataclasses import dataclass
 from typing import Literal
@@ -47,30 +45,13 @@ def tensor2binary(tensor: Tensor, embed_dtype: EmbedDType, endianness: Endiannes
     Raises:
         ValueError: no such type or byte order.
     """
-    info = _info(embed_dtype, endianness)
+    info = encoding(embed_dtype, endianness)
     array = tensor.detach().cpu().to(info.torch_dtype).contiguous().view(torch.uint8).numpy().reshape(-1)
-    return _ordered(array.view(info.numpy_view_dtype), endianness).tobytes()
+    return in_order(array.view(info.numpy_view_dtype), endianness).tobytes()
 
 
-def binary2tensor(binary: bytes, shape: tuple[int, ...], embed_dtype: EmbedDType, endianness: Endianness) -> Tensor:
-    """The inverse of tensor2binary, in `embed_dtype`; -1 in `shape` is what the others leave.
-
-    Raises:
-        ValueError: no such type or byte order.
-    """
-    info = _info(embed_dtype, endianness)
-    array = _ordered(np.frombuffer(binary, info.numpy_view_dtype), endianness)
-    return torch.from_numpy(array.view(np.uint8).copy()).view(info.torch_dtype).reshape(shape)
-
-
-def tensor2base64(x: Tensor) -> str:
-    """A file of torch.save as base64."""
-    buffer = io.BytesIO()
-    torch.save(x, buffer)
-    return base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-def _info(embed_dtype: str, endianness: str) -> DTypeInfo:
+def encoding(embed_dtype: str, endianness: str) -> DTypeInfo:
+    """Encoding of a type's numbers. ValueError: no such type or byte order."""
     if embed_dtype not in EMBED_DTYPES:
         raise ValueError(f"embed_dtype must be one of {', '.join(EMBED_DTYPES)}, got {embed_dtype!r}")
     if endianness not in ENDIANNESS:
@@ -78,5 +59,6 @@ def _info(embed_dtype: str, endianness: str) -> DTypeInfo:
     return EMBED_DTYPES[embed_dtype]
 
 
-def _ordered(array: np.ndarray, endianness: str) -> np.ndarray:
+def in_order(array: np.ndarray, endianness: str) -> np.ndarray:
+    """Between this machine's byte order and another one."""
     return array if endianness in ("native", sys.byteorder) else array.byteswap()

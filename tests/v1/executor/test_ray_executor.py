@@ -23,6 +23,7 @@ from tiny_llm import make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
 from vllm.exceptions import EngineDeadError
+from vllm.v1.executor.worker_proc import ReadAhead
 
 pytest.importorskip("ray", reason="Ray is not installed (pip install 'ray[data]')")
 
@@ -171,6 +172,20 @@ def test_strangers_keep_no_worker_from_coming(ray_executor: Any) -> None:
             # From here on it may be silent for as long as it likes.
             with socket.socket(fileno=os.dup(connection.fileno())) as end:
                 assert not any(end.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16))
+
+
+def test_a_message_waits_for_no_step(ray_executor: Any) -> None:
+    """However long it is, and whatever the worker computes when it comes."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as stack:
+        executor = stack.enter_context(Client(server.getsockname()))
+        worker, _ = server.accept()
+        connection = stack.enter_context(Connection(worker.detach()))
+        reader = ReadAhead(connection)
+        assert begin(executor.send_bytes, bytes(64 << 20)).exception(20) is None
+        reader.send_bytes(b"progress")
+        assert executor.recv_bytes() == b"progress" and len(reader.recv_bytes()) == 64 << 20
+    with pytest.raises(EOFError):
+        reader.recv_bytes()
 
 
 def test_a_worker_that_does_not_come_is_an_error(ray_executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,8 @@ class FileConnector(KVConnectorBase_V1):
 
     def place(self, key: str) -> Path:
         """Where the worker has its share."""
-        return self.folder / (f"{key}-{self.rank}" if self.rank else key)
+        is_first = "model.layers.0.self_attn.attn" in self.caches
+        return self.folder / (f"{key}-{self.rank}-{is_first}" if self.rank or not is_first else key)
 
     def lengths(self, token_ids: list[int]) -> int:
         """Leading tokens in whole blocks, but for the last token."""

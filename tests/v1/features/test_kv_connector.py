@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from architectures import make_architecture
 from preloaded import FORKED
+from thread_stages import make_staged_llm
 from tiny_adapters import make_adapter
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 from tiny_vision import make_vision_model, prompt_of_two
@@ -134,6 +134,41 @@ def test_each_rank_has_a_connector(folder, tmp_path, connector):
         with pytest.raises(EngineDeadError, match="could not load the blocks"):
             run(llm)
         # The workers are gone, and the engine's end is none the less one.
+        end(llm)
+
+
+@pytest.mark.parametrize("connector", ["FileConnector", "LateConnector"])
+def test_each_stage_has_a_connector(folder, tmp_path, connector):
+    prompts = [PROMPT, [9] * 5, [7, *PROMPT[1:]]]
+    expected = readings(run(make_tiny_llm(folder), *prompts))
+    for attempt in range(2):
+        config = connector_config(tmp_path, kv_connector=connector)
+        llm = make_staged_llm(folder, 2, dtype="float32", max_model_len=128, kv_transfer_config=config)
+        core = llm.llm_engine.engine_core
+        described = sides(llm)[0]._kv_cache_config.kv_cache_groups[0].layer_names
+        assert described == [f"model.layers.{layer}.self_attn.attn" for layer in range(len(described))]
+        outputs = run(llm, *prompts)
+        assert readings(outputs) == expected
+        assert [output.num_cached_tokens for output in outputs] == [attempt * each * 16 for each in (6, 0, 6)]
+        while core.has_work():
+            core.step()
+        assert is_empty(llm)
+        told = [call for call in sides(llm)[0].calls if call[0] == "output" and call[1]]
+        assert len(told) == (2 if connector == "LateConnector" and not attempt else 0)
+        end(llm)
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_drafts_follow_what_was_loaded(folder, tmp_path, method):
+    draft = {"method": method, "num_speculative_tokens": 3, "model": None if method == "ngram" else str(folder)}
+    params = SamplingParams(max_tokens=12, temperature=0.0, logprobs=8, ignore_eos=True)
+    expected = readings(run(make_tiny_llm(folder), params=params))
+    for attempt in range(2):
+        config = connector_config(tmp_path)
+        llm = make_tiny_llm(folder, speculative_config=draft, kv_transfer_config=config)
+        outputs = run(llm, params=params)
+        assert readings(outputs) == expected and outputs[0].num_cached_tokens == attempt * NUM_BLOCKS * 16
+        assert llm.llm_engine.engine_core.stats()["num_draft_tokens"]
         end(llm)
 
 
@@ -404,8 +439,9 @@ def test_blocks_that_could_not_be_loaded_are_computed(folder, tmp_path, connecto
         ended = [name for call in worker.calls if call[0] == "get_finished" for name in call[1]]
         assert len(ended) == len(set(ended))
         end(llm)
-    with pytest.raises(ValueError, match="kv_load_failure_policy='recompute' needs async_scheduling=False"):
-        make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, **policy), async_scheduling=True)
+    for name, value, neutral in (("async_scheduling", True, False), ("pipeline_parallel_size", 2, 1)):
+        with pytest.raises(ValueError, match=f"kv_load_failure_policy='recompute' needs {name}={neutral}"):
+            make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, **policy), **{name: value})
     if connector == "LateConnector":
         config["kv_connector_extra_config"] |= extra
         ended = run(make_tiny_llm(folder, kv_transfer_config=config))[0].outputs[0]
@@ -441,8 +477,7 @@ def test_a_request_that_has_come_does_not_wait_for_others_blocks(folder, tmp_pat
     llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, kv_connector="LateConnector"))
     run(llm)
     core, waits = llm.llm_engine.engine_core, list[float]()
-    clock = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
-    monkeypatch.setattr("vllm.v1.features.kv_connector.scheduler.time", clock)
+    monkeypatch.setattr(core.scheduler, "rest", waits.append)
     core.step()
     core.step()
     assert 0 < waits[-2] < waits[-1] and core.scheduler.is_transferring
@@ -450,6 +485,43 @@ def test_a_request_that_has_come_does_not_wait_for_others_blocks(folder, tmp_pat
     waits.clear()
     core.step()
     assert core.scheduler.running and not any(waits)
+    end(llm)
+
+
+def test_a_name_that_is_used_again_waits_for_the_earlier_one(folder, tmp_path):
+    llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, kv_connector="LateConnector"))
+    expected, engine = readings(run(llm, PROMPT[1:])), llm.llm_engine
+    core, (scheduler, worker) = engine.engine_core, sides(llm)
+
+    def steps() -> list[Any]:
+        outputs = []
+        while engine.has_unfinished_requests():
+            outputs += [output for output in engine.step() if output.finished]
+        return outputs
+
+    # While the first one is sent.
+    engine.add_request("same", {"prompt_token_ids": PROMPT}, READS)
+    steps()
+    engine.add_request("same", {"prompt_token_ids": PROMPT[1:]}, READS)
+    scheduler.calls.clear()
+    assert readings(steps()) == expected
+    calls = [call for call in scheduler.calls if call[0] == "match" or call[:2] == ("output", {"same"})]
+    assert [call[0] for call in calls] == ["output", "match", "match"]
+    # While the first one is loaded for, and where the worker's side has not heard of its end.
+    for runs in (False, True):
+        while core.has_work():
+            core.step()
+        assert llm.reset_prefix_cache()
+        engine.add_request("same", {"prompt_token_ids": [9] * 40 if runs else PROMPT}, READS)
+        engine.step()
+        engine.abort_request(["same"])
+        engine.add_request("same", {"prompt_token_ids": PROMPT[1:]}, READS)
+        worker.calls.clear()
+        assert readings(steps()) == expected
+        assert ("get_finished", {"same"}) in worker.calls
+    while core.has_work():
+        core.step()
+    assert is_empty(llm)
     end(llm)
 
 
@@ -500,14 +572,20 @@ def test_configurations_that_are_refused(folder, tmp_path, fields, message):
         ({"enable_prefix_caching": False}, "enable_prefix_caching=True"),
         ({"enable_prompt_embeds": True}, "enable_prompt_embeds=False"),
         ({"kv_store": "store"}, "no kv_store"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=1"),
         ({"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}, "backend='mp' or 'ray'"),
-        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "no speculative_config"),
     ],
 )
 def test_options_that_connectors_do_not_go_with(folder, tmp_path, fields, option):
     with pytest.raises(ValueError, match=f"kv_transfer_config needs .*{option}"):
         EngineArgs(str(folder), kv_transfer_config=connector_config(tmp_path), **fields).create_engine_config()
+
+
+def test_drafts_that_need_hidden_states_are_refused(folder, tmp_path):
+    draft = {"method": "ngram", "num_speculative_tokens": 2}
+    args = EngineArgs(str(folder), kv_transfer_config=connector_config(tmp_path), speculative_config=draft)
+    config = args.create_engine_config()
+    with pytest.raises(ValueError, match="needs a speculative_config of the method 'ngram', 'suffix'"):
+        replace(config, speculative_config=replace(config.speculative_config, method="eagle"))
 
 
 @pytest.mark.parametrize(

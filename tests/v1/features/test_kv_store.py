@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from pathlib import Path
 from typing import Any
 
@@ -368,6 +370,23 @@ def test_what_many_wait_for_is_read_once(folder, tmp_path, monkeypatch):
     assert [len(keys) for keys in read] == [NUM_BLOCKS] and counts(llm) == (0, NUM_BLOCKS)
     guest = llm.llm_engine.engine_core.scheduler.guests[-1]
     assert not (guest._staged or guest._pending or guest._reads)
+    end(llm)
+
+
+def test_a_request_rests_until_all_that_it_waits_for_is_read(folder, tmp_path, monkeypatch):
+    fill(folder, tmp_path)
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path))
+    scheduler, rests = llm.llm_engine.engine_core.scheduler, []
+    guest = scheduler.guests[-1]
+    llm.llm_engine.add_request("one", {"prompt_token_ids": [*PREFIX, 9]}, READS)
+    (read,) = guest._reads.values()
+    wait_for(read.parts)
+    late = Future()
+    read.parts.add(late)
+    monkeypatch.setattr("vllm.v1.features.kv_store.scheduler.wait", lambda parts, *_: rests.append(set(parts)))
+    assert not guest.prepared(True) and rests == [{late}]
+    late.set_result({})
+    assert [request.request_id for request, _ in guest.prepared(True)] == ["one"] and len(rests) == 1
     end(llm)
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
-from vllm.models.spec import DecoderSpec
+from vllm.models.spec import DecoderSpec, rotating_in_windows
 
 
 class CohereForCausalLM(DecoderForCausalLM):
@@ -44,4 +44,4 @@ class Cohere2ForCausalLM(CohereForCausalLM):
         reader.only("layer_switch", pattern)
         kinds = reader.every_nth_full(pattern)
         layers = reader.windowed(spec.attentions[0], default_window=4096, default_kinds=kinds)
-        return replace(spec, layers=tuple(layer if layer.window else replace(layer, rotary=None) for layer in layers))
+        return replace(spec, layers=rotating_in_windows(layers))

@@ -3,12 +3,10 @@ others have no positions."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from vllm.models.checkpoint_names import OUTPUT_NORMS, CheckpointNames
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
-from vllm.models.spec import AttentionSpec, DecoderSpec, NormSpec
+from vllm.models.spec import AttentionSpec, DecoderSpec, NormSpec, rotating_in_windows
 
 
 def exaone_layers(reader: ConfigReader, norm: NormSpec) -> tuple[AttentionSpec, ...]:
@@ -23,7 +21,7 @@ def exaone_layers(reader: ConfigReader, norm: NormSpec) -> tuple[AttentionSpec, 
         kinds = reader.every_nth_full(pattern)
     layers = reader.windowed(attention, default_window=4096, default_kinds=kinds)
     if reader.config.raw.get("sliding_window", 4096) is not None:
-        layers = tuple(layer if layer.window else replace(layer, rotary=None) for layer in layers)
+        layers = rotating_in_windows(layers)
     return layers
 
 

@@ -3,12 +3,10 @@ after."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from vllm.models.checkpoint_names import CheckpointNames, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
-from vllm.models.spec import DecoderSpec
+from vllm.models.spec import DecoderSpec, rotating_in_windows
 
 
 class AfmoeForCausalLM(DecoderForCausalLM):
@@ -32,10 +30,7 @@ class AfmoeForCausalLM(DecoderForCausalLM):
         head_dim = reader.head_dim_or(128)
         attention = reader.attention(head_dim=head_dim, qk_norm=norm, output_gate="sigmoid")
         kinds = reader.every_nth_full(reader.integer("global_attn_every_n_layers", default=4))
-        layers = [
-            layer if layer.window is not None else replace(layer, rotary=None)
-            for layer in reader.windowed(attention, default_window=1024, default_kinds=kinds)
-        ]
+        layers = rotating_in_windows(reader.windowed(attention, default_window=1024, default_kinds=kinds))
         size = reader.integer("moe_intermediate_size", default=1408)
         mixture = reader.mixture(
             size,

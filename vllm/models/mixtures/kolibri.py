@@ -3,12 +3,10 @@ logits."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from vllm.models.checkpoint_names import CheckpointNames, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
-from vllm.models.spec import DecoderSpec
+from vllm.models.spec import DecoderSpec, rotating_in_windows
 
 
 class Kolibri1ForCausalLM(DecoderForCausalLM):
@@ -27,7 +25,7 @@ class Kolibri1ForCausalLM(DecoderForCausalLM):
         attention = reader.attention(head_dim=reader.head_dim_or(128), bias=False, qk_norm=norm)
         layers = reader.windowed(attention, default_window=513, default_kinds=reader.every_nth_full(5))
         if reader.config.raw.get("sliding_window", 513) is not None:
-            layers = tuple(layer if layer.window else replace(layer, rotary=None) for layer in layers)
+            layers = rotating_in_windows(layers)
         mixture = reader.mixture(
             reader.integer("moe_intermediate_size", default=512),
             384,

@@ -31,11 +31,7 @@ class Llama4ForCausalLM(DecoderForCausalLM):
         if not reader.is_given("attention_chunk_size") or reader.get("attention_chunk_size") is not None:
             chunk = reader.integer("attention_chunk_size", default=8192)
         kinds = ["full_attention" if layer.rotary is None or chunk is None else "chunked_attention" for layer in layers]
-        kinds = reader.get("layer_types", default=kinds)
-        if not isinstance(kinds, list) or len(kinds) != reader.num_layers:
-            raise reader.refuse("layer_types", f"it must name the kinds of {reader.num_layers} layers")
-        if set(kinds) - {"full_attention", "chunked_attention"}:
-            raise reader.refuse("layer_types", "it must name full_attention or chunked_attention")
+        kinds = reader.kinds("layer_types", kinds, "full_attention", "chunked_attention")
         if chunk is None and "chunked_attention" in kinds:
             raise reader.refuse("attention_chunk_size", "layer_types names chunked_attention")
         chunked = [replace(layer, chunk=chunk) for layer in layers]
@@ -54,12 +50,7 @@ class Llama4ForCausalLM(DecoderForCausalLM):
         # The first checkpoints have a number.
         if reader.get("attn_temperature_tuning", default=True):
             other = replace(other, query_growth=growth, growth_start=1)
-        interval = reader.integer("no_rope_layer_interval", default=4)
-        # 1 for a layer with positions.
-        flags = reader.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(reader.num_layers)]
-        if not isinstance(flags, list) or len(flags) != reader.num_layers:
-            raise reader.refuse("no_rope_layers", f"it must have {reader.num_layers} numbers, 0 or 1")
-        return [rotating if flag else other for flag in flags]
+        return [rotating if flag else other for flag in reader.with_positions()]
 
     @classmethod
     def _mlps(cls, reader: ConfigReader) -> list[MlpSpec | MoeSpec]:

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from vllm.models.checkpoint_names import CheckpointNames, split_experts
 from vllm.models.config_reader import ConfigReader
 from vllm.models.decoder import DecoderForCausalLM
-from vllm.models.spec import DecoderSpec, MlpSpec, MoeSpec
+from vllm.models.spec import DecoderSpec, MlpSpec, MoeSpec, rotating_in_windows
 
 
 def mlps(reader: ConfigReader, mixture: MoeSpec, default_dense: Sequence[int] = ()) -> tuple[MlpSpec | MoeSpec, ...]:
@@ -77,10 +76,7 @@ class FlintForCausalLM(DecoderForCausalLM):
         last = reader.num_layers - 1
         full = [i < 2 or i % 4 == 1 or i == last for i in range(reader.num_layers)]
         kinds = ["full_attention" if is_full else "sliding_attention" for is_full in full]
-        layers = [
-            layer if layer.window is not None else replace(layer, rotary=None)
-            for layer in reader.windowed(attention, 513, default_kinds=kinds)
-        ]
+        layers = rotating_in_windows(reader.windowed(attention, 513, default_kinds=kinds))
         mixture = reader.mixture(
             reader.integer("moe_intermediate_size", default=512),
             256,

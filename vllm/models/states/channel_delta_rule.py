@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm.attention.backend import AttentionMetadata, KVCache
+from vllm.attention.backend import AttentionMetadata
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.linear import ColumnParallelLinear, LinearBase, RowParallelLinear
 from vllm.layers.sharding import Shard
@@ -42,16 +42,7 @@ class ChannelDeltaRule(StateLayer):
         self.norm = GatedNorm(spec.head_dim, spec.norm_eps, sigmoid=True)
         self.out_proj = RowParallelLinear(width, hidden_size, False, "out_proj")
 
-    def forward(
-        self,
-        positions: Tensor,
-        hidden: Tensor,
-        kv_cache: KVCache,
-        attn: AttentionMetadata,
-        rows: Tensor | None,
-        norm: AddedNorm | None,
-    ) -> Tensor:
-        """[T, H], to which `norm` is applied first -> [T, H], or [L, H] for the tokens in `rows`."""
+    def mix(self, hidden: Tensor, attn: AttentionMetadata, rows: Tensor | None, norm: AddedNorm | None) -> Tensor:
         tail, pool = self.state
         qkv, b, f, g = self.in_proj(hidden, norm).split(self.widths, dim=1)
         qkv = self.conv(qkv, tail, attn)

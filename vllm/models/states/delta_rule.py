@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm.attention.backend import AttentionMetadata, KVCache
+from vllm.attention.backend import AttentionMetadata
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.linear import RowParallelLinear, StackedLinear
 from vllm.layers.sharding import Shard
@@ -35,16 +35,7 @@ class DeltaRule(StateLayer):
         self.norm = GatedNorm(spec.value_dim, spec.norm_eps)
         self.out_proj = RowParallelLinear(values, hidden_size, False, "out_proj")
 
-    def forward(
-        self,
-        positions: Tensor,
-        hidden: Tensor,
-        kv_cache: KVCache,
-        attn: AttentionMetadata,
-        rows: Tensor | None,
-        norm: AddedNorm | None,
-    ) -> Tensor:
-        """[T, H], to which `norm` is applied first -> [T, H], or [L, H] for the tokens in `rows`."""
+    def mix(self, hidden: Tensor, attn: AttentionMetadata, rows: Tensor | None, norm: AddedNorm | None) -> Tensor:
         tail, pool = self.state
         qkv, z, b, a = self.in_proj(hidden, norm).split(self.widths, dim=1)
         qkv = self.conv(qkv, tail, attn)

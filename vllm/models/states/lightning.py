@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vllm.attention.backend import AttentionMetadata, KVCache
+from vllm.attention.backend import AttentionMetadata
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.activation import get_inplace_act_fn
 from vllm.layers.linear import ColumnParallelLinear, RowParallelLinear, StackedLinear
@@ -37,16 +37,7 @@ class Lightning(StateLayer):
         self.norm = GatedNorm(width, spec.norm_eps, Shard.even(width, get_tp_group()), sigmoid=True)
         self.out_proj = RowParallelLinear(width, hidden_size, False, "out_proj")
 
-    def forward(
-        self,
-        positions: Tensor,
-        hidden: Tensor,
-        kv_cache: KVCache,
-        attn: AttentionMetadata,
-        rows: Tensor | None,
-        norm: AddedNorm | None,
-    ) -> Tensor:
-        """[T, H], to which `norm` is applied first -> [T, H], or [L, H] for the tokens in `rows`."""
+    def mix(self, hidden: Tensor, attn: AttentionMetadata, rows: Tensor | None, norm: AddedNorm | None) -> Tensor:
         (pool,) = self.state
         if norm is not None:
             hidden = norm(hidden)

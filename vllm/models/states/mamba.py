@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vllm.attention.backend import AttentionMetadata, KVCache
+from vllm.attention.backend import AttentionMetadata
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.linear import ColumnParallelLinear, LinearBase, RowParallelLinear, StackedLinear
 from vllm.layers.sharding import Shard
@@ -43,16 +43,7 @@ class Mamba(StateLayer):
         self.decays = Decays((Shard.whole(spec.state_dim), channels), channels, channels)
         self.out_proj = RowParallelLinear(spec.channels, hidden_size, spec.bias, "out_proj")
 
-    def forward(
-        self,
-        positions: Tensor,
-        hidden: Tensor,
-        kv_cache: KVCache,
-        attn: AttentionMetadata,
-        rows: Tensor | None,
-        norm: AddedNorm | None,
-    ) -> Tensor:
-        """[T, H], to which `norm` is applied first -> [T, H], or [L, H] for the tokens in `rows`."""
+    def mix(self, hidden: Tensor, attn: AttentionMetadata, rows: Tensor | None, norm: AddedNorm | None) -> Tensor:
         tail, pool = self.state
         x, z = self.in_proj(hidden, norm).chunk(2, dim=1)
         x = self.conv(x, tail, attn)

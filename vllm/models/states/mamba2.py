@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vllm.attention.backend import AttentionMetadata, KVCache
+from vllm.attention.backend import AttentionMetadata
 from vllm.distributed.communicator import Communicator
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.linear import LinearBase, RowParallelLinear
@@ -39,16 +39,7 @@ class Mamba2(StateLayer):
             self.norm = GatedNorm(inner.size // spec.norm_groups, spec.norm_eps, inner, gate_first=spec.gate_first)
         self.out_proj = RowParallelLinear(inner.size, hidden_size, spec.out_bias, "out_proj")
 
-    def forward(
-        self,
-        positions: Tensor,
-        hidden: Tensor,
-        kv_cache: KVCache,
-        attn: AttentionMetadata,
-        rows: Tensor | None,
-        norm: AddedNorm | None,
-    ) -> Tensor:
-        """[T, H], to which `norm` is applied first -> [T, H], or [L, H] for the tokens in `rows`."""
+    def mix(self, hidden: Tensor, attn: AttentionMetadata, rows: Tensor | None, norm: AddedNorm | None) -> Tensor:
         tail, pool = self.state
         z, xbc, dt = self.in_proj(hidden, norm).split(self.widths, dim=1)
         xbc = self.conv(xbc, tail, attn)

@@ -146,11 +146,6 @@ class HeadLinear(ColumnParallelLinear):
         return False
 
 
-def heads_of(shard: Shard, width: int) -> Shard:
-    """The shard of heads for one of values [heads * width]."""
-    return Shard(shard.size // width, range(shard.held.start // width, shard.held.stop // width))
-
-
 def step_rows(attn: AttentionMetadata) -> tuple[Tensor, Tensor, Tensor]:
     """The last tensors that operations of states take."""
     assert attn.state_slots is not None

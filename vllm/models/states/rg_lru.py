@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vllm.attention.backend import AttentionMetadata, KVCache
+from vllm.attention.backend import AttentionMetadata
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.activation import get_inplace_act_fn
 from vllm.layers.linear import RowParallelLinear, StackedLinear
@@ -50,16 +50,7 @@ class RgLru(StateLayer):
             "recurrent_param": WeightSlot(values[2], of_channels, prepare=lambda value: 8 * F.softplus(value.float())),
         }
 
-    def forward(
-        self,
-        positions: Tensor,
-        hidden: Tensor,
-        kv_cache: KVCache,
-        attn: AttentionMetadata,
-        rows: Tensor | None,
-        norm: AddedNorm | None,
-    ) -> Tensor:
-        """[T, H], to which `norm` is applied first -> [T, H], or [L, H] for the tokens in `rows`."""
+    def mix(self, hidden: Tensor, attn: AttentionMetadata, rows: Tensor | None, norm: AddedNorm | None) -> Tensor:
         tail, pool = self.state
         x, y = self.in_proj(hidden, norm).chunk(2, dim=1)
         step = step_rows(attn)

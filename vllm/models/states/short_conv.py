@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vllm.attention.backend import AttentionMetadata, KVCache
+from vllm.attention.backend import AttentionMetadata
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.linear import RowParallelLinear, StackedLinear
 from vllm.layers.sharding import Shard, WeightSlot
@@ -35,16 +35,7 @@ class ShortConv(StateLayer):
             slots["conv.bias"] = WeightSlot(self.conv_bias.data, (self._channels,))
         return slots
 
-    def forward(
-        self,
-        positions: Tensor,
-        hidden: Tensor,
-        kv_cache: KVCache,
-        attn: AttentionMetadata,
-        rows: Tensor | None,
-        norm: AddedNorm | None,
-    ) -> Tensor:
-        """[T, H], to which `norm` is applied first -> [T, H], or [L, H] for the tokens in `rows`."""
+    def mix(self, hidden: Tensor, attn: AttentionMetadata, rows: Tensor | None, norm: AddedNorm | None) -> Tensor:
         (tail,) = self.state
         assert attn.state_slots is not None
         step = attn.state_slots, attn.query_start_loc, attn.seq_lens

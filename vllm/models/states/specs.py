@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from vllm.models.spec import NormSpec, StateSpec
 
@@ -18,13 +19,11 @@ class ShortConvSpec(StateSpec):
         bias: of the convolution and both projections.
     """
 
+    split_by: ClassVar[str] = "size"
+
     size: int
     kernel_size: int
     bias: bool = False
-
-    @property
-    def split_size(self) -> int:
-        return self.size
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,8 @@ class DeltaRuleSpec(StateSpec):
         beta_scale: factor on how much is written.
     """
 
+    split_by: ClassVar[str] = "key_heads"
+
     key_heads: int
     heads: int
     key_dim: int
@@ -47,10 +48,6 @@ class DeltaRuleSpec(StateSpec):
     kernel_size: int
     norm_eps: float
     beta_scale: float = 1.0
-
-    @property
-    def split_size(self) -> int:
-        return self.key_heads
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,6 @@ class ChannelDeltaSpec(StateSpec):
     norm_eps: float
     low_rank: bool = True
     bound: float = 0.0
-
-    @property
-    def split_size(self) -> int:
-        return self.heads
 
 
 @dataclass(frozen=True)
@@ -106,10 +99,6 @@ class Mamba2Spec(StateSpec):
     in_bias: bool = False
     out_bias: bool = False
     dt_limits: tuple[float, float] = (0.0, math.inf)
-
-    @property
-    def split_size(self) -> int:
-        return self.heads
 
 
 @dataclass(frozen=True)
@@ -176,10 +165,6 @@ class RgLruSpec(StateSpec):
     kernel_size: int
     activation: str
 
-    @property
-    def split_size(self) -> int:
-        return self.heads
-
 
 @dataclass(frozen=True)
 class WkvSpec(StateSpec):
@@ -190,11 +175,9 @@ class WkvSpec(StateSpec):
         channels: of keys, values and gates.
     """
 
-    channels: int
+    split_by: ClassVar[str] = "channels"
 
-    @property
-    def split_size(self) -> int:
-        return self.channels
+    channels: int
 
 
 @dataclass(frozen=True)
@@ -206,11 +189,9 @@ class ChannelMixSpec(StateSpec):
         intermediate_size: of the MLP.
     """
 
-    intermediate_size: int
+    split_by: ClassVar[str] = "intermediate_size"
 
-    @property
-    def split_size(self) -> int:
-        return self.intermediate_size
+    intermediate_size: int
 
 
 @dataclass(frozen=True)
@@ -231,7 +212,3 @@ class MlstmSpec(StateSpec):
     cap: float
     eps: float
     norm_eps: float
-
-    @property
-    def split_size(self) -> int:
-        return self.heads

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vllm.attention.backend import AttentionMetadata, KVCache
+from vllm.attention.backend import AttentionMetadata
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.activation import get_inplace_act_fn
 from vllm.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
@@ -67,16 +67,7 @@ class TimeMix(StateLayer):
             "time_first": WeightSlot(bonus, (self._channels,)),
         }
 
-    def forward(
-        self,
-        positions: Tensor,
-        hidden: Tensor,
-        kv_cache: KVCache,
-        attn: AttentionMetadata,
-        rows: Tensor | None,
-        norm: AddedNorm | None,
-    ) -> Tensor:
-        """[T, H], to which `norm` is applied first -> [T, H], or [L, H] for the tokens in `rows`."""
+    def mix(self, hidden: Tensor, attn: AttentionMetadata, rows: Tensor | None, norm: AddedNorm | None) -> Tensor:
         tail, pool = self.state
         key, value, gate = self.shift(hidden if norm is None else norm(hidden), tail, attn)
         rate, bonus = self.numbers.unbind()
@@ -97,16 +88,7 @@ class ChannelMix(StateLayer):
         self.value = RowParallelLinear(spec.intermediate_size, hidden_size, False, "value")
         self.receptance = ReplicatedLinear(hidden_size, hidden_size, False, "receptance")
 
-    def forward(
-        self,
-        positions: Tensor,
-        hidden: Tensor,
-        kv_cache: KVCache,
-        attn: AttentionMetadata,
-        rows: Tensor | None,
-        norm: AddedNorm | None,
-    ) -> Tensor:
-        """[T, H], to which `norm` is applied first -> [T, H], or [L, H] for the tokens in `rows`."""
+    def mix(self, hidden: Tensor, attn: AttentionMetadata, rows: Tensor | None, norm: AddedNorm | None) -> Tensor:
         (tail,) = self.state
         key, gate = self.shift(hidden if norm is None else norm(hidden), tail, attn)
         if rows is not None:

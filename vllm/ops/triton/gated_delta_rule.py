@@ -18,6 +18,8 @@ from vllm.ops.triton.state_rows import (
     sigmoid,
     softplus,
     takes_chunks,
+    with_strides,
+    write_chunk,
 )
 
 # Values of a state that a program holds.
@@ -50,26 +52,10 @@ def gated_delta_rule_(
     key_block = max(least, triton.next_power_of_2(keys))
     block = max(least, min(_STATE // key_block, triton.next_power_of_2(values)))
     _gated_delta_rule_kernel[(len(state_slots), heads, triton.cdiv(values, block))](
-        qkv,
-        qkv.stride(0),
-        decay,
-        decay.stride(0),
-        beta,
-        beta.stride(0),
-        rate,
-        bias,
-        pool,
-        pool.stride(0),
-        state_slots,
-        query_start_loc,
-        seq_lens,
-        out,
-        heads,
-        key_heads,
-        beta_scale,
-        bound,
-        eps,
-        keys**-0.5,
+        *with_strides(qkv, decay, beta),
+        *(rate, bias),
+        *with_strides(pool),
+        *(state_slots, query_start_loc, seq_lens, out, heads, key_heads, beta_scale, bound, eps, keys**-0.5),
         BY_CHANNEL=by_channel,
         BOUNDED=bound < 0,
         KEYS=keys,
@@ -234,16 +220,7 @@ def _delta_chunk(
     is_last = tl.arange(0, CHUNK) == CHUNK - 1
     lacking = lacking * tl.sum(tl.where(is_last[:, None], between, 0.0), axis=0)[:, None]
     left = tl.sum(tl.where(is_last, kept, 0.0), axis=0)
-    # All have read the state.
-    tl.debug_barrier()
-    for key in range(0, KEYS, TILE):
-        i = key + tl.arange(0, TILE)
-        inside = (i < KEYS)[:, None] & is_value[None, :]
-        state = tl.load(state_ptr + i[:, None] * VALUES, mask=inside, other=0.0)
-        k = tl.load(k_ptr + i[None, :], mask=(i < KEYS)[None, :], other=0.0).to(tl.float32)
-        state = tl.dot(tl.trans(k), lacking, state * left, input_precision="ieee")
-        tl.debug_barrier()
-        tl.store(state_ptr + i[:, None] * VALUES, state, mask=inside)
+    write_chunk(state_ptr, k_ptr, lacking, left, is_value, KEYS, VALUES, TILE)
     return result
 
 

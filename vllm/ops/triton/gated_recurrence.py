@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm.ops.triton.state_rows import row_of, sigmoid
+from vllm.ops.triton.state_rows import row_of, sigmoid, with_strides
 
 
 def gated_recurrence_(
@@ -29,22 +29,10 @@ def gated_recurrence_(
         return out
     block = min(256, triton.next_power_of_2(channels))
     _gated_recurrence_kernel[(len(state_slots), triton.cdiv(channels, block))](
-        x,
-        x.stride(0),
-        input_gate,
-        input_gate.stride(0),
-        kept_gate,
-        kept_gate.stride(0),
-        input_bias,
-        kept_bias,
-        rate,
-        pool,
-        pool.stride(0),
-        state_slots,
-        query_start_loc,
-        seq_lens,
-        out,
-        channels,
+        *with_strides(x, input_gate, kept_gate),
+        *(input_bias, kept_bias, rate),
+        *with_strides(pool),
+        *(state_slots, query_start_loc, seq_lens, out, channels),
         BLOCK=block,
     )
     return out

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm.ops.triton.state_rows import row_of, sigmoid, softplus
+from vllm.ops.triton.state_rows import row_of, sigmoid, softplus, with_strides
 
 # Values of a matrix that a program holds.
 _STATE = 4096
@@ -36,35 +36,16 @@ def mlstm_(
     rows = state_slots, query_start_loc, seq_lens
     key_block = triton.next_power_of_2(key_dim)
     _factors_kernel[(len(state_slots), heads)](
-        qkv,
-        qkv.stride(0),
-        gates,
-        gates.stride(0),
-        pool,
-        pool.stride(0),
-        *rows,
-        factors,
-        after,
-        heads,
-        cap,
-        eps,
-        key_dim**-0.5,
+        *with_strides(qkv, gates, pool),
+        *(*rows, factors, after, heads, cap, eps, key_dim**-0.5),
         KEYS=key_dim,
         WIDTH=width,
         KEY_BLOCK=key_block,
     )
     block = max(1, min(_STATE // key_block, triton.next_power_of_2(width)))
     _matrix_kernel[(len(state_slots), heads, triton.cdiv(width, block))](
-        qkv,
-        qkv.stride(0),
-        pool,
-        pool.stride(0),
-        *rows,
-        factors,
-        after,
-        out,
-        heads,
-        key_dim**-0.5,
+        *with_strides(qkv, pool),
+        *(*rows, factors, after, out, heads, key_dim**-0.5),
         KEYS=key_dim,
         WIDTH=width,
         KEY_BLOCK=key_block,

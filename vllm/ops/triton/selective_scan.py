@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm.ops.triton.state_rows import row_of, sigmoid, softplus
+from vllm.ops.triton.state_rows import row_of, sigmoid, softplus, with_strides
 
 # Values of states that a program holds.
 _STATE = 2048
@@ -37,27 +37,10 @@ def selective_scan_(
     width = channels // groups
     block = max(1, min(_STATE // size_block, triton.next_power_of_2(width)))
     _selective_scan_kernel[(len(state_slots), triton.cdiv(width, block), groups)](
-        x,
-        x.stride(0),
-        dt,
-        dt.stride(0),
-        b,
-        b.stride(0),
-        c,
-        c.stride(0),
-        gate,
-        0 if gate is None else gate.stride(0),
-        rate,
-        bias,
-        skip,
-        pool,
-        pool.stride(0),
-        state_slots,
-        query_start_loc,
-        seq_lens,
-        out,
-        channels,
-        width,
+        *with_strides(x, dt, b, c, gate),
+        *(rate, bias, skip),
+        *with_strides(pool),
+        *(state_slots, query_start_loc, seq_lens, out, channels, width),
         SIZE=size,
         SIZE_BLOCK=size_block,
         BLOCK=block,

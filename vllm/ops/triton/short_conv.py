@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm.ops.triton.state_rows import row_of, sigmoid
+from vllm.ops.triton.state_rows import row_of, sigmoid, with_strides
 
 
 def short_conv_(
@@ -31,21 +31,10 @@ def short_conv_(
     if not len(state_slots):
         return out
     _short_conv_kernel[grid](
-        x,
-        x.stride(0),
-        weight,
-        bias,
-        before,
-        0 if before is None else before.stride(0),
-        after,
-        0 if after is None else after.stride(0),
-        tail,
-        tail.stride(0),
-        state_slots,
-        query_start_loc,
-        seq_lens,
-        out,
-        channels,
+        *with_strides(x),
+        *(weight, bias),
+        *with_strides(before, after, tail),
+        *(state_slots, query_start_loc, seq_lens, out, channels),
         SILU=silu,
         WIDTH=width,
         BLOCK=block,

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from vllm import envs
+
+
+def with_strides(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """Each tensor and the distance of its rows, as kernels take them; 0 for None."""
+    return tuple(part for each in tensors for part in (each, 0 if each is None else each.stride(0)))
 
 
 @triton.jit
@@ -64,3 +72,27 @@ def decays_between(logs, CHUNK: tl.constexpr):
     sums = tl.dot(until.to(tl.float32), after, input_precision="ieee")
     from_begin = tl.sum(tl.where(until, logs[None, :], 0.0), axis=1)
     return tl.where(until, tl.exp(sums), 0.0), tl.exp(from_begin)
+
+
+@triton.jit
+def write_chunk(
+    state_ptr,  # [K, V], a block of its columns
+    k_ptr,  # [C, K]
+    inputs,  # [C, V]
+    left,
+    is_value,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The state in memory becomes what a chunk leaves of it and what its tokens write: left S + k^T inputs."""
+    # All have read the state.
+    tl.debug_barrier()
+    for key in range(0, KEYS, TILE):
+        i = key + tl.arange(0, TILE)
+        inside = (i < KEYS)[:, None] & is_value[None, :]
+        state = tl.load(state_ptr + i[:, None] * VALUES, mask=inside, other=0.0)
+        k = tl.load(k_ptr + i[None, :], mask=(i < KEYS)[None, :], other=0.0).to(tl.float32)
+        state = tl.dot(tl.trans(k), inputs, state * left, input_precision="ieee")
+        tl.debug_barrier()
+        tl.store(state_ptr + i[:, None] * VALUES, state, mask=inside)

@@ -8,7 +8,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm.ops.triton.state_rows import CHUNK, KEY_TILE, chunks_of, decays_between, row_of, softplus, takes_chunks
+from vllm.ops.triton.state_rows import (
+    CHUNK,
+    KEY_TILE,
+    chunks_of,
+    decays_between,
+    row_of,
+    softplus,
+    takes_chunks,
+    with_strides,
+    write_chunk,
+)
 
 # Values of a state that a program holds.
 _STATE = 4096
@@ -38,23 +48,10 @@ def state_space_scan_(
     size_block = max(least, triton.next_power_of_2(size))
     block = max(least, min(_STATE // size_block, triton.next_power_of_2(width)))
     _state_space_scan_kernel[(len(state_slots), heads, triton.cdiv(width, block))](
-        xbc,
-        xbc.stride(0),
-        dt,
-        dt.stride(0),
-        rate,
-        bias,
-        skip,
-        pool,
-        pool.stride(0),
-        state_slots,
-        query_start_loc,
-        seq_lens,
-        out,
-        heads,
-        groups,
-        dt_min,
-        dt_max,
+        *with_strides(xbc, dt),
+        *(rate, bias, skip),
+        *with_strides(pool),
+        *(state_slots, query_start_loc, seq_lens, out, heads, groups, dt_min, dt_max),
         SIZE=size,
         WIDTH=width,
         SIZE_BLOCK=size_block,
@@ -181,16 +178,7 @@ def _scan_chunk(
     is_last = tl.arange(0, CHUNK) == CHUNK - 1
     inputs = inputs * tl.sum(tl.where(is_last[:, None], between, 0.0), axis=0)[:, None]
     left = tl.sum(tl.where(is_last, kept, 0.0), axis=0)
-    # All have read the state.
-    tl.debug_barrier()
-    for key in range(0, SIZE, TILE):
-        i = key + tl.arange(0, TILE)
-        inside = (i < SIZE)[:, None] & is_value[None, :]
-        state = tl.load(state_ptr + i[:, None] * WIDTH, mask=inside, other=0.0)
-        b = tl.load(b_ptr + i[None, :], mask=(i < SIZE)[None, :], other=0.0).to(tl.float32)
-        state = tl.dot(tl.trans(b), inputs, state * left, input_precision="ieee")
-        tl.debug_barrier()
-        tl.store(state_ptr + i[:, None] * WIDTH, state, mask=inside)
+    write_chunk(state_ptr, b_ptr, inputs, left, is_value, SIZE, WIDTH, TILE)
     return result
 
 

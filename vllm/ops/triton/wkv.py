@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm.ops.triton.state_rows import row_of, sigmoid
+from vllm.ops.triton.state_rows import row_of, sigmoid, with_strides
 
 
 def wkv_(
@@ -27,21 +27,10 @@ def wkv_(
         return out
     block = min(256, triton.next_power_of_2(channels))
     _wkv_kernel[(len(state_slots), triton.cdiv(channels, block))](
-        key,
-        key.stride(0),
-        value,
-        value.stride(0),
-        gate,
-        gate.stride(0),
-        rate,
-        bonus,
-        pool,
-        pool.stride(0),
-        state_slots,
-        query_start_loc,
-        seq_lens,
-        out,
-        channels,
+        *with_strides(key, value, gate),
+        *(rate, bonus),
+        *with_strides(pool),
+        *(state_slots, query_start_loc, seq_lens, out, channels),
         BLOCK=block,
     )
     return out

@@ -89,13 +89,13 @@ async def list_models(request: Request) -> Response:
 
 
 def _meta(config: ModelConfig) -> dict[str, int]:
-    own = config.hf_text_config
+    own = config.hf_config
     trained = getattr(own, "max_position_embeddings", None) or config.max_model_len
     return {
         "n_ctx": config.max_model_len,
         "n_ctx_train": trained,
         "n_vocab": config.vocab_size,
-        "n_embd": config.get_hidden_size(),
+        "n_embd": own.hidden_size,
     }
 
 

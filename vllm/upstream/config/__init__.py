@@ -11,7 +11,9 @@ from vllm.upstream.config.current import (
 from vllm.upstream.config.ec_transfer import ECTransferConfig
 from vllm.upstream.config.eplb import EPLBConfig
 from vllm.upstream.config.kernel import KernelConfig
+from vllm.upstream.config.load import LoadConfig
 from vllm.upstream.config.multimodal import MultiModalConfig
+from vllm.upstream.config.observability import ObservabilityConfig
 from vllm.upstream.config.offload import OffloadBackend, OffloadConfig, PrefetchOffloadConfig, UVAOffloadConfig
 from vllm.upstream.config.reasoning import ReasoningConfig
 from vllm.upstream.config.utils import replace, update_config
@@ -26,7 +28,9 @@ __all__ = [
     "KVEventsConfig",
     "KVTransferConfig",
     "KernelConfig",
+    "LoadConfig",
     "MultiModalConfig",
+    "ObservabilityConfig",
     "OffloadBackend",
     "OffloadConfig",
     "PassConfig",

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from vllm.distributed.stateless_group import StatelessProcessGroup
+from vllm.upstream.distributed.stateless_group import StatelessProcessGroup
 from vllm.upstream.utils.unserved import refuse
 
 __all__ = [

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.config.checkpoint.shards import shard_files
 from vllm.config.checkpoint.weight_files import iterate_tensors
-from vllm.config.load import OTHER_FORMATS, LoadConfig
+from vllm.config.load import OTHER_FORMATS
 from vllm.loader import LOADERS
 from vllm.loader.weights import fill_with_noise, load_weights
 from vllm.logger import init_logger
+from vllm.upstream.config.load import LoadConfig
 from vllm.upstream.outside.model import OutsideModel
 from vllm.upstream.outside.views import View, VllmConfigView, transformers_config, view_of
 from vllm.upstream.utils.unserved import refuse

@@ -89,11 +89,12 @@ def init_vllm_registered_model(
         ValueError: there is none from outside the tree by this name.
     """
     from vllm.models.registry import ModelRegistry
+    from vllm.upstream.engine_parts import resolve_model_cls
 
     if hf_config is not None:
         vllm_config = vllm_config.with_hf_config(hf_config, architectures)
     names = architectures or vllm_config.model_config.hf_config.architectures
-    model_class, name = ModelRegistry.resolve_model_cls(names)
+    model_class, name = resolve_model_cls(ModelRegistry, names)
     if model_class.__module__.startswith("vllm.models."):
         raise ValueError(f"{name} is a model of the engine's own: it cannot be a part of a model from outside the tree")
     build: Any = model_class

@@ -17,7 +17,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.datastructures import State
 
-from vllm.cli.serve import make_arg_parser, template_text, validate_parsed_serve_args
+from vllm.cli.serve import template_text
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.exceptions import VLLMValidationError
@@ -25,6 +25,7 @@ from vllm.server import app, launcher
 from vllm.server.audit_share import audited
 from vllm.server.server_args import ServerArgs
 from vllm.server.state import ServerState
+from vllm.upstream.programs.serve import make_arg_parser, validate_parsed_serve_args
 from vllm.upstream.serving import fill
 from vllm.utils.checks import check_neutral
 

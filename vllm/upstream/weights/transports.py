@@ -8,7 +8,9 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from vllm.distributed.trainer_group import BUCKET_BYTES, TrainerGroup, join_trainer, receive_tensors, send_tensors
+from vllm.distributed.trainer_group import BUCKET_BYTES, TrainerGroup, receive_tensors, send_tensors
+from vllm.upstream.distributed.pynccl import PyNcclCommunicator
+from vllm.upstream.distributed.stateless_group import StatelessProcessGroup
 from vllm.upstream.weights.transfer import TrainerInitInfo, WeightTransferEngine
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def packed_nccl_broadcast_producer(
 
 def packed_nccl_broadcast_consumer(
     iterator: Iterator[tuple[str, tuple[Sequence[int], torch.dtype]]],
-    group: TrainerGroup,
+    group: PyNcclCommunicator,
     src: int,
     post_unpack_func: Callable[[list[tuple[str, Tensor]]], Any],
     buffer_size_bytes: int = DEFAULT_PACKED_BUFFER_SIZE_BYTES,
@@ -76,11 +78,12 @@ def packed_nccl_broadcast_consumer(
         post_unpack_func([(name, tensor.to(group.device))])
 
 
-def trainer_init(init_info: Any, rank: int = 0) -> TrainerGroup:
+def trainer_init(init_info: Any, rank: int = 0) -> PyNcclCommunicator:
     """Meet the engines' workers as the trainer: `init_info` has master_address, this machine's, master_port and
     world_size, of trainer and workers. Returns when all have come."""
     of = init_info.__getitem__ if isinstance(init_info, Mapping) else partial(getattr, init_info)
-    return join_trainer(of("master_address"), of("master_port"), rank, of("world_size"))
+    place = of("master_address"), of("master_port")
+    return PyNcclCommunicator(StatelessProcessGroup.create(*place, rank, of("world_size")))
 
 
 @dataclass
@@ -101,7 +104,7 @@ class NCCLWeightTransferEngine(WeightTransferEngine[Any, Any]):
     """The older form of a trainer's calls. Engines make none of it."""
 
     @staticmethod
-    def trainer_init(init_info: Any) -> TrainerGroup:
+    def trainer_init(init_info: Any) -> PyNcclCommunicator:
         """As `trainer_init`."""
         return trainer_init(init_info)
 

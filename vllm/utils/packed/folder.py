@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,7 +27,6 @@ _LOCK, _TEMPORARY = ".lock", ".part"
 _KEPT_FREE = 0.1
 # The default bound, as a part of what is free or ours.
 _SHARE = 0.5
-_WAIT_SECONDS = 300.0
 _said: set[str] = set()
 
 
@@ -79,15 +79,15 @@ class PackedFolder:
         return self.path / f"{name}-{part}{SUFFIX}"
 
     @contextlib.contextmanager
-    def locked(self, name: str) -> Iterator[bool]:
-        """Keep other processes from packing what is called so. False: another one is at it for long. OSError: the
-        folder cannot be written to. What a process that was killed has left is removed."""
+    def locked(self, name: str, wait_seconds: float) -> Iterator[bool]:
+        """Keep other processes from packing what is called so. False: another one is at it for longer than that.
+        OSError: the folder cannot be written to. What a process that was killed has left is removed."""
         import fcntl
 
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = os.open(self.path / f"{name}{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            until, is_told = time.monotonic() + _WAIT_SECONDS, False
+            until, is_told = time.monotonic() + wait_seconds, False
             while True:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,6 +105,13 @@ class PackedFolder:
             yield True
         finally:
             os.close(file)
+
+    def machine(self) -> int:
+        """A number below 2**63 that processes have in common which see the same folder on the same machine."""
+        parts = [socket.gethostname(), str(self.path.resolve())]
+        with contextlib.suppress(OSError):
+            parts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+        return int.from_bytes(hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest(), "big") >> 1
 
     @staticmethod
     def temporary(path: Path) -> Path:

@@ -6,6 +6,7 @@ import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 
 from vllm.v1.core.partial_block_index import PartialBlockIndex
 from vllm.v1.request import Request
@@ -84,6 +85,10 @@ class BlockPool:
     def find(self, content_hash: bytes) -> int | None:
         """The block that holds this content, if any."""
         return self._block_of.get(content_hash)
+
+    def num_leading(self, content_hashes: Iterable[bytes]) -> int:
+        """How many of these contents, up to the first that no block holds, there are."""
+        return len(list(takewhile(self._block_of.__contains__, content_hashes)))
 
     def has_hidden(self, block_id: int) -> bool:
         """Whether the block has the final hidden states of its tokens."""

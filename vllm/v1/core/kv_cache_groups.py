@@ -56,6 +56,10 @@ class FullGroup:
         first."""
         return content_hash + self._suffix
 
+    def keys(self, hashes: list[bytes]) -> list[bytes]:
+        """The keys of these contents."""
+        return [self.key(each) for each in hashes] if self._suffix else hashes
+
     def first_needed(self, num_computed: int) -> int:
         """The first block that the query at position `num_computed`, or a later one, sees a token of."""
         return 0

@@ -125,7 +125,9 @@ class KVCacheManager:
         """Blocks of the longest prefix that every group has what it needs of."""
         count, first_row = len(hashes), request.next_prompt_row
         for full in self._full:
-            count = full.longest_prefix(hashes, count, self.is_cached)
+            # Most of a long prefix is on the device, so that not every block is asked for by itself.
+            known = self.pool.num_leading(full.keys(hashes[:count]))
+            count = known + full.longest_prefix(hashes[known:], count - known, self.is_cached)
         if first_row is not None:
             for index in range(min(first_row // self.block_size, count), count):
                 if not self._has_hidden(hashes[index]):

@@ -180,7 +180,7 @@ class StepsInStages(StepsAhead):
             and can_schedule_ahead(scheduler)
         ):
             further = scheduler.schedule()
-            if not further.num_scheduled_tokens:
+            if not (further.num_scheduled_tokens or further.parts):
                 # All requests wait for tokens that steps in flight draw.
                 scheduler.discard_step(further)
                 break

@@ -33,7 +33,7 @@ from vllm.utils.ray_utils import call_within, connect, cpus_for_each, current_pl
 from vllm.v1.executor.multiproc import MultiprocExecutor
 from vllm.v1.executor.stages import StagesExecutor
 from vllm.v1.executor.worker_monitor import START_SECONDS, WorkerHandle
-from vllm.v1.executor.worker_proc import WorkerProcess, WorkerStart
+from vllm.v1.executor.worker_proc import ReadAhead, WorkerProcess, WorkerStart
 
 _ROOM_SECONDS = 60.0
 _ENDING_SECONDS = 1.0
@@ -182,7 +182,7 @@ class _WorkerActor:
         connection = Client(address, authkey=key)
         _limit_silence(connection.fileno())
         connection.send_bytes(str(start.rank).encode())
-        return WorkerProcess(connection, replace(start, address=node_address())).run()
+        return WorkerProcess(ReadAhead(connection), replace(start, address=node_address())).run()
 
 
 def _nodes_of(bundles: PlacementGroup, world_size: int, together: int) -> list[str]:

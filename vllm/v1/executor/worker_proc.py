@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import queue
 import sys
 import threading
 import time
@@ -84,10 +85,33 @@ def thread_clock() -> Callable[[], float]:
     return lambda: time.clock_gettime(clock)
 
 
+class ReadAhead:
+    """A connection over a network whose messages are taken as they come. A long one would otherwise fill the system's
+    buffers while a step is computed, and a peer that takes nothing for VLLM_WORKER_LINK_TIMEOUT_S counts as lost."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.send_bytes = connection.send_bytes
+        self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+
+    def _read(self, connection: Connection) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._messages.put(connection.recv_bytes())
+        self._messages.put(None)
+
+    def recv_bytes(self) -> bytes:
+        """The next message. EOFError: none comes any more."""
+        message = self._messages.get()
+        if message is None:
+            raise EOFError
+        return message
+
+
 class WorkerProcess:
     """The worker's side: the thread of `run` works, another one sends its progress."""
 
-    def __init__(self, connection: Connection, start: WorkerStart) -> None:
+    def __init__(self, connection: Connection | ReadAhead, start: WorkerStart) -> None:
         self._connection = connection
         self._start = start
         self._sending = threading.Lock()

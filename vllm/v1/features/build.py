@@ -155,6 +155,10 @@ def stage_guests(runner: Any) -> Sequence[RunnerGuest]:
         guests.append(EmbeddedRows(runner))
     if config.model_config.reads_images:
         guests.append(_picture_guest(runner))
+    if config.kv_transfer_config is not None:
+        from vllm.v1.features.kv_connector.runner import ConnectedLayers
+
+        guests.append(ConnectedLayers(runner))
     if config.cache_config.swap_space:
         from vllm.v1.features.swap.runner import SwapSpace
 

@@ -19,8 +19,11 @@ from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import NO_TOKEN, NO_TOKEN_LEFT, FollowingTokens, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-# Tokens of a step among several in flight: smaller ones cost more than an idle stage.
-_LEAST_PART = 64
+# Tokens of a step among several in flight. A stage has nothing to do for as long as another one computes the largest
+# step, so there are some for each stage; smaller ones than the first number cost more than that, and than the second
+# more than a stage that has no step at all.
+_SMALL_PART, _LEAST_PART = 256, 64
+_PARTS_A_STAGE = 8
 
 
 class Scheduler:
@@ -59,6 +62,8 @@ class Scheduler:
         self.num_ended = 0  # requests that ended, for any reason
         self._finished_req_ids: list[str] = []
         self._arrivals = itertools.count()
+        # How a guest that waits for something else lets so many seconds pass; a message to the engine ends it.
+        self.rest: Callable[[float], object] = time.sleep
         self.use_guests(make_guests(self))
 
     def use_guests(self, guests: Sequence[SchedulerGuest]) -> None:
@@ -214,7 +219,8 @@ class Scheduler:
             return most, num_requests
         known = self.waiting.num_tokens
         known += sum(max(len(request.token_ids) - request.num_computed_tokens, 0) for request in self.running)
-        part = max(-(-known // num_steps), _LEAST_PART)
+        share = -(-known // num_steps)
+        part = max(-(-share // _PARTS_A_STAGE), min(share, _SMALL_PART), _LEAST_PART)
         return min(part, max(most // num_steps, 1)), num_requests
 
     def _schedule_running(self, step: SchedulerOutput) -> None:

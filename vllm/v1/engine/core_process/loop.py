@@ -59,6 +59,7 @@ class CoreProcess:
             # Grammars are read while the model is, so that no request waits for that.
             read_early(self._config.model_config)
             self._core = EngineCore(self._config)
+            self._core.scheduler.rest = lambda seconds: self._input.poll(seconds * 1000)
             if self._config.parallel_config.world_size > 1:
                 self._core.executor.collective_rpc(_read_early, (self._config.model_config,))
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -18,7 +19,9 @@ def make_connections(config: VllmConfig, call: Callable[[Any, tuple], Any], sche
         lambda message: RankAnswers(call(_run_empty, (message,))),
         partial(call, _shut_down, ()),
     )
-    return Connections(config, scheduler, call(_layer_names, ())[0], worker)
+    # The last stage's ranks come first.
+    of_stages = call(_layer_names, ())[:: config.parallel_config.tensor_parallel_size]
+    return Connections(config, scheduler, list(chain(*reversed(of_stages))), worker)
 
 
 def _layer_names(worker: Any) -> list[str]:

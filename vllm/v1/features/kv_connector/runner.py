@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vllm.distributed.parallel_state import tensor_parallel
+from vllm.distributed.stages import get_stage
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.features.kv_connector.base import (
     KVCacheDescription,
@@ -32,7 +33,7 @@ class ConnectedLayers(RunnerGuest):
     computed, and saved after the last one is."""
 
     def __init__(self, runner: Any) -> None:
-        self._runner = runner
+        self._runner, self._stage = runner, get_stage()
         self._connector: KVConnectorBase_V1 | None = None
         self._layers: dict[str, Tensor] = {}
         self._attention: dict[str, StepAttention] = {}
@@ -43,9 +44,10 @@ class ConnectedLayers(RunnerGuest):
 
     @property
     def layer_names(self) -> list[str]:
-        """The layers that have a cache of their own, in the model's order."""
+        """The layers here that have a cache of their own, in the model's order."""
         first: dict[int, int] = {}
-        for layer, cache in enumerate(self._runner.kv_layout.cache_of_layer):
+        begin = 0 if self._stage.layers is None else self._stage.layers.start
+        for layer, cache in enumerate(self._runner.kv_layout.cache_of_layer, begin):
             first.setdefault(cache, layer)
         return [f"model.layers.{layer}.self_attn.attn" for layer in first.values()]
 
@@ -111,12 +113,24 @@ class ConnectedLayers(RunnerGuest):
         group = self._runner.group
         if group.world_size == 1:
             return [own]
-        data = torch.frombuffer(bytearray(pickle.dumps(own)), dtype=torch.uint8)
+        data = _pickled(own)
         sizes = group.all_gather(torch.tensor([len(data)])).flatten().tolist()
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
         padded[: len(data)] = data
         rows = group.all_gather(padded)
         return [pickle.loads(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+    def _after_stages(self, own: list[KVConnectorOutput]) -> list[KVConnectorOutput]:
+        """The answers of this stage's ranks and of those of the stages before it, which come behind the step's rows."""
+        stage = self._stage
+        if not stage.is_first:
+            size = int(stage.receive(torch.empty(1, dtype=torch.int64)))
+            own = own + pickle.loads(stage.receive(torch.empty(size, dtype=torch.uint8)).numpy().tobytes())
+        if not stage.is_last:
+            data = _pickled(own)
+            stage.send(torch.tensor([len(data)]))
+            stage.send(data)
+        return own
 
     def _check_loads(self, message: StepMessage, failed: Sequence[set[int]]) -> None:
         """RuntimeError: blocks that the step reads could not be loaded on some rank, and are not to be computed."""
@@ -143,7 +157,7 @@ class ConnectedLayers(RunnerGuest):
         self._connector.wait_for_save()
         failed = self._end(message)
         answers, all_failed = zip(*self._of_ranks((self.take_answer(), failed)), strict=True)
-        self._answers = RankAnswers(list(answers))
+        self._answers = RankAnswers(self._after_stages(list(answers)))
         self._check_loads(message, all_failed)
 
     def _end(self, message: StepMessage) -> set[int]:
@@ -181,6 +195,10 @@ class ConnectedLayers(RunnerGuest):
         """The engine ends."""
         if self._connector is not None:
             self._connector.shutdown()
+
+
+def _pickled(content: Any) -> Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(content)), dtype=torch.uint8)
 
 
 def _whole(group: tuple[Tensor, ...], block_size: int) -> Tensor:

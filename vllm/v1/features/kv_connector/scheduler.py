@@ -25,7 +25,7 @@ from vllm.v1.features.kv_connector.base import (
     SupportsHMA,
 )
 from vllm.v1.features.kv_connector.factory import KVConnectorFactory
-from vllm.v1.features.kv_connector.views import ConnectorBlocks, ConnectorRequest, request_view, step_view
+from vllm.v1.features.kv_connector.views import ConnectorBlocks, ConnectorRequest, ended_names, request_view, step_view
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
@@ -104,6 +104,8 @@ class Connections(SchedulerGuest):
         self._done: set[str] = set()
         self._sending: dict[str, list[int]] = {}  # blocks of requests that have ended
         self._params: dict[str, dict[str, Any]] = {}  # what the connector says at a request's end
+        # Requests of whose end the worker's side does not know yet, and those of which a step has told it since.
+        self._untold, self._told = set[str](), set[str]()
         self._step: SchedulerOutput | None = None  # the latest
         # Content that is offered to the request being admitted, by its place after the cached blocks.
         self._offered: dict[bytes, int] = {}
@@ -134,6 +136,8 @@ class Connections(SchedulerGuest):
         return True
 
     def prepared(self, is_idle: bool) -> Sequence[tuple[Request, str | None]]:
+        self._untold -= self._told
+        self._told.clear()
         is_empty = self._step is not None and not self._step.total_num_scheduled_tokens
         if self.transfers() and is_empty:
             # Such a step's answer does not come with results.
@@ -151,7 +155,7 @@ class Connections(SchedulerGuest):
         if found or not (is_idle or is_empty):
             self._patience = _PATIENCE
         elif self._undecided or self.transfers():
-            time.sleep(self._patience)
+            self._scheduler.rest(self._patience)
             self._patience = min(max(2 * self._patience, _PATIENCE), _LONGEST_PATIENCE)
         return found
 
@@ -159,6 +163,8 @@ class Connections(SchedulerGuest):
         """The number of tokens that the connector has after the cached blocks (None: it cannot tell yet), whether it
         would load them between steps, and the number of cached blocks."""
         self._offered = {}
+        if self._is_name_taken(request):
+            return None, False, 0
         is_done = self._is_off or request.request_id in self._done or not self._content.has_name(request)
         # Final hidden states, which prompt logprobs need, are not carried.
         reads_prompt = request.next_prompt_row is not None
@@ -168,6 +174,12 @@ class Connections(SchedulerGuest):
         view = self._view(request)
         count, is_async = self.connector.get_num_new_matched_tokens(view, cached * self._block_size)
         return count, is_async, cached
+
+    def _is_name_taken(self, request: Request) -> bool:
+        """Whether the connector still has to do with an earlier request of this one's name."""
+        name = request.request_id
+        load = self._loads.get(name)
+        return name in self._sending or name in self._untold or (load is not None and load.request is not request)
 
     def ready(self, request: Request) -> str | None:
         count, is_async, cached = self._matched(request)
@@ -228,14 +240,14 @@ class Connections(SchedulerGuest):
         for waiting in (self._undecided, self._to_load):
             waiting.pop(name, None)
         self._loaded = [each for each in self._loaded if each[0] is not request]
-        if self._is_off:
+        if self._is_off or self._is_name_taken(request):
             self._content.forget(request)
             return
-        # An earlier request of this name may have been aborted.
-        if (load := self._loads.get(name)) is not None and load.request is request:
+        if (load := self._loads.get(name)) is not None:
             block_ids = load.blocks
         else:
             block_ids = self._kv.blocks_of(name)[0] if name in self._kv.owned else []
+        self._untold.add(name)
         view = self._view(request)
         if isinstance(self.connector, SupportsHMA):
             is_delayed, params = self.connector.request_finished_all_groups(view, (block_ids,))
@@ -251,7 +263,8 @@ class Connections(SchedulerGuest):
     # -- blocks that are kept beside requests -----------------------------------------------------------------------
 
     def transfers(self) -> bool:
-        return bool(self._to_load or self._loads or self._kept or self._sending)
+        are_kept = self._to_load or self._loads or self._kept or self._sending
+        return bool(are_kept or self._untold & self._undecided.keys())
 
     def _release(self, kept: dict[str, list[int]], name: str) -> None:
         """Give back a request's blocks, the end first, as it is useful to the fewest."""
@@ -261,9 +274,7 @@ class Connections(SchedulerGuest):
         """Have the connector load blocks for a request, or let it be queued as it is; later, where too few blocks are
         free."""
         pool, scheduler = self._kv.pool, self._scheduler
-        # An earlier request of this name may have been aborted.
-        is_busy = request.request_id in self._loads
-        if is_busy or len(scheduler.running) + len(self._loads) + len(self._kept) >= scheduler.config.max_num_seqs:
+        if len(scheduler.running) + len(self._loads) + len(self._kept) >= scheduler.config.max_num_seqs:
             return
         count, is_async, cached = self._matched(request)
         # Blocks that another guest holds are loaded, too.
@@ -380,6 +391,7 @@ class Connections(SchedulerGuest):
     def _message(self, step: SchedulerOutput) -> StepMessage:
         view = step_view(step, self._requests, self._content)
         loading = frozenset(block for load in self._loads.values() for block in load.blocks[load.num_cached :])
+        self._told |= self._untold
         return StepMessage(self.connector.build_connector_meta(view), view.finished_req_ids, loading)
 
     def begin_update(self, output: ModelRunnerOutput) -> dict[str, EngineCoreOutput]:
@@ -392,6 +404,9 @@ class Connections(SchedulerGuest):
         return {}
 
     def discarded(self, step: SchedulerOutput) -> None:
+        # The next step tells of them.
+        self._untold |= ended_names(step, self._requests)
+        self._told.clear()
         for new in step.scheduled_new_reqs:
             queried, loaded, hit = self._counted.pop(new.req_id, (0, 0, 0))
             self._num_queried -= queried

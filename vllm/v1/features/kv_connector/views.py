@@ -11,6 +11,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core.content_names import ContentNames
 from vllm.v1.core.kv_cache_groups import Blocks
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.features.drafts.scheduler import StepDrafts
 from vllm.v1.request import Request
 
 
@@ -161,6 +162,12 @@ class ConnectorStep:
     scheduled_encoder_inputs: dict[str, list[int]] = field(default_factory=dict)
 
 
+def ended_names(step: SchedulerOutput, requests: dict[str, Request]) -> set[str]:
+    """The requests of whose end the step tells. Those that begin anew have left their slots, too, and have not ended; a
+    new one may have an earlier one's name."""
+    return {name for name in step.finished_req_ids if name not in requests or not requests[name].num_preemptions}
+
+
 def step_view(step: SchedulerOutput, requests: dict[str, Request], content: ContentNames) -> ConnectorStep:
     """A copy for a connector."""
 
@@ -192,9 +199,9 @@ def step_view(step: SchedulerOutput, requests: dict[str, Request], content: Cont
         ),
         dict(step.num_scheduled_tokens),
         step.total_num_scheduled_tokens,
-        # Requests that begin anew have left their slots, and have not ended.
-        set(step.finished_req_ids) - requests.keys(),
+        ended_names(step, requests),
         set(step.preempted_req_ids),
+        dict(step.parts.of(StepDrafts) or {}),
     )
 
 

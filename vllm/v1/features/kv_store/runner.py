@@ -195,8 +195,14 @@ class StoredBlocks(RunnerGuest):
         ids, width = copies.ids(block_ids), copies.parts.width
         caches = [wide(cache, width) for cache in copies.caches]
         parts = wide(rows, width).split([cache.shape[1] for cache in caches], dim=1)
+        begin, end = block_ids[0], block_ids[0] + len(block_ids)
+        # Blocks that were never used before have consecutive numbers, and a slice takes a quarter of the time.
+        is_slice = block_ids == list(range(begin, end))
         for cache, part in zip(caches, parts, strict=True):
-            if is_out:
+            if is_slice:
+                there = cache[begin:end]
+                _ = part.copy_(there) if is_out else there.copy_(part)
+            elif is_out:
                 torch.index_select(cache, 0, ids, out=part)
             else:
                 cache.index_copy_(0, ids, part)

@@ -217,15 +217,20 @@ class StoredPrefixes(SchedulerGuest):
             self._end_held(_PATIENCE if is_idle and not self._reads else 0.0)
         if not self._reads:
             return ()
-        if is_idle:
-            wait({read for each in self._reads.values() for read in each.parts}, _PATIENCE, FIRST_COMPLETED)
-        done = [name for name, each in self._reads.items() if all(part.done() for part in each.parts)]
+        done = self._done_reads()
+        if is_idle and not done:
+            parts = {part for each in self._reads.values() for part in each.parts}
+            wait({part for part in parts if not part.done()}, _PATIENCE, FIRST_COMPLETED)
+            done = self._done_reads()
         found = [self._reads.pop(name) for name in done]
         for name, each in zip(done, found, strict=True):
             self._stage(name, each)
         if found:
             self._forget_pending()
         return [(each.request, None) for each in found]
+
+    def _done_reads(self) -> list[str]:
+        return [name for name, each in self._reads.items() if all(part.done() for part in each.parts)]
 
     def _stage(self, name: str, read: Read) -> None:
         found = {key: block for part in read.parts for key, block in part.result().items()}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pickle
 import time
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from vllm.distributed.trainer_group import MEETING, meeting_store
 
 
 @dataclass
@@ -48,18 +49,8 @@ class StatelessProcessGroup:
             store_timeout: seconds to wait for them, and for any value.
             listen_socket: a socket of rank 0's that listens there already.
         """
-        options: dict[str, Any] = {}
-        if listen_socket is not None:
-            options["master_listen_fd"] = listen_socket.detach()
-        store = dist.TCPStore(
-            host,
-            port,
-            world_size,
-            is_master=rank == 0,
-            timeout=timedelta(seconds=store_timeout),
-            use_libuv=False,
-            **options,
-        )
+        options = {} if listen_socket is None else {"master_listen_fd": listen_socket.detach()}
+        store = meeting_store(host, port, rank, world_size, store_timeout, **options)
         return StatelessProcessGroup(rank, world_size, store, data_expiration_seconds)
 
     def send_obj(self, obj: Any, dst: int) -> None:
@@ -126,7 +117,7 @@ class StatelessProcessGroup:
 
     def further_store(self) -> dist.Store:
         """A store where the members meet for a group of another kind; a new one each time."""
-        return dist.PrefixStore(self._next("further"), self.store)
+        return dist.PrefixStore(self._next(MEETING), self.store)
 
     def expire_data(self) -> None:
         """Forget values that no rank has read in time."""
