@@ -394,7 +394,7 @@ class PackedWeights:
             first = slice(0, _COMPARED_FIRST)
             # Its values must lie on whole numbers' places, whatever their type.
             if not start % 8 and np.array_equal(data[first], there[first]) and np.array_equal(data, there):
-                # Of an embedding a step needs few rows.
+                # A step needs few rows of an embedding.
                 source.release(start, data.nbytes)
                 return path, start
         return None
