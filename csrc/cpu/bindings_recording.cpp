@@ -17,9 +17,9 @@ int64_t make_recorded_memory() {
 
 void free_recorded_memory(int64_t handle) { delete memory_of(handle); }
 
-int64_t start_recording(int64_t memory) {
+int64_t start_recording(int64_t memory, bool defers) {
   STD_TORCH_CHECK(Recording::current() == nullptr, "this thread records already");
-  Recording::current() = new Recording(*memory_of(memory));
+  Recording::current() = new Recording(*memory_of(memory), defers);
   return reinterpret_cast<int64_t>(Recording::current());
 }
 
@@ -36,6 +36,8 @@ Tensor recorded_bytes(int64_t size) {
 
 void replay_recording(int64_t handle) { recording_of(handle)->replay(); }
 
+void flush_recording(int64_t handle) { recording_of(handle)->flush(); }
+
 void free_recording(int64_t handle) { delete recording_of(handle); }
 
 }  // namespace
@@ -44,10 +46,11 @@ void free_recording(int64_t handle) { delete recording_of(handle); }
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
   m.def("make_recorded_memory() -> int");
   m.def("free_recorded_memory(int handle) -> ()");
-  m.def("start_recording(int memory) -> int");
+  m.def("start_recording(int memory, bool defers=False) -> int");
   m.def("stop_recording() -> ()");
   m.def("recorded_bytes(int size) -> Tensor");
   m.def("replay_recording(int handle) -> ()");
+  m.def("flush_recording(int handle) -> ()");
   m.def("free_recording(int handle) -> ()");
 }
 
@@ -58,5 +61,6 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_cpu, CompositeExplicitAutograd, m) {
   m.impl("stop_recording", TORCH_BOX(&vllm_cpu::stop_recording));
   m.impl("recorded_bytes", TORCH_BOX(&vllm_cpu::recorded_bytes));
   m.impl("replay_recording", TORCH_BOX(&vllm_cpu::replay_recording));
+  m.impl("flush_recording", TORCH_BOX(&vllm_cpu::flush_recording));
   m.impl("free_recording", TORCH_BOX(&vllm_cpu::free_recording));
 }

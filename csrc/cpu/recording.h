@@ -1,5 +1,7 @@
 // Kernel calls written down as they are made, to be made again without PyTorch in between: a step makes hundreds of
-// them, and for a few rows PyTorch's operators take about as long as the kernels.
+// them, and for a few rows PyTorch's operators take about as long as the kernels. Or calls that are only written down, to be
+// made together: after a kernel with many rows nothing of Python and PyTorch is left in the caches, and the next operator
+// takes several times as long to reach, while the other threads sleep.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -80,7 +82,8 @@ class RecordedMemory {
 
 class Recording {
  public:
-  explicit Recording(std::shared_ptr<RecordedMemory> memory) : memory_(std::move(memory)) {}
+  // `defers`: calls are only written down.
+  Recording(std::shared_ptr<RecordedMemory> memory, bool defers) : memory_(std::move(memory)), defers_(defers) {}
 
   // The one that calls on this thread are written into, or null.
   static Recording*& current() {
@@ -88,6 +91,7 @@ class Recording {
     return recording;
   }
 
+  bool defers() const { return defers_; }
   void add(std::function<void()> call) { calls_.push_back(std::move(call)); }
   const std::shared_ptr<RecordedMemory>& memory() const { return memory_; }
   void keep(const torch::stable::Tensor& tensor) {
@@ -114,10 +118,18 @@ class Recording {
     for (const auto& call : calls_) call();
   }
 
+  // Make the calls, and forget them.
+  void flush() {
+    replay();
+    calls_.clear();
+    tensors_.clear();
+  }
+
  private:
   std::vector<std::function<void()>> calls_;
   std::vector<torch::stable::Tensor> tensors_;  // whose memory the calls point into, besides `memory_`
   std::shared_ptr<RecordedMemory> memory_;
+  const bool defers_;
 };
 
 // A tensor that an operator fills and returns: uninitialised, of the dtype of `like`.
@@ -136,11 +148,12 @@ inline torch::stable::Tensor new_result(const torch::stable::Tensor& like,
   return recording ? recording->make_tensor(sizes, dtype, 4) : torch::stable::new_empty(like, sizes, dtype);
 }
 
-// Makes a call, and writes it down when recording. `tensors` are all that its arguments point into.
+// Makes a call, unless calls are deferred, and writes it down when recording. `tensors` are all that its arguments point into.
 template <typename Call, typename... Tensors>
 void launch(Call call, const Tensors&... tensors) {
-  call();
-  if (Recording* recording = Recording::current()) {
+  Recording* recording = Recording::current();
+  if (recording == nullptr || !recording->defers()) call();
+  if (recording != nullptr) {
     recording->add(call);
     (recording->keep(tensors), ...);
   }

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 from byte_tokenizer import make_byte_tokenizer
 
 from vllm import logger as vllm_logger
-from vllm.answers.prompts import render_texts
+from vllm.answers.prompts import render_texts, written_conversations
 from vllm.answers.prompts.content_forms import FORMS, formed
 from vllm.exceptions import VLLMValidationError
+from vllm.inputs.images import ReadMedia
 from vllm.pooling.score_templates import ScoreTemplate
 from vllm.renderers.hf import resolve_chat_template_content_format
 
@@ -228,3 +230,26 @@ def test_messages_of_score_templates(body):
 
 def test_a_content_without_parts_has_an_empty_one():
     assert [formed([], form) for form in FORMS] == ["", [{"type": "text", "text": ""}], [{"type": "text", "text": ""}]]
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_pictures_in_templates_of_texts(tokenizer, interleaved):
+    """They stand before the text, or where they are; where a template could write one itself, as that does."""
+    media = ReadMedia({"image": "<pad>"}, interleaved=interleaved)
+    picture = {"type": "image_pil", "image_pil": np.zeros((4, 4, 3), np.uint8)}
+    content = [{"type": "text", "text": "a"}, picture, {"type": "text", "text": "b"}]
+    texts = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    parts = (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+        "{% if p.type == 'image' %}<begin><pad><end>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}"
+        "{% endfor %}"
+    )
+    lines = "a\n{}\nb" if interleaved else "{}\na\nb"
+    for template, form, expected in (
+        (texts, "auto", lines.format("<pad>")),
+        (parts, "string", lines.format("<begin><pad><end>")),
+        (parts, "auto", "a<begin><pad><end>b"),
+    ):
+        options = {"chat_template": template, "content_format": form, "media": media}
+        (written,) = written_conversations([{"role": "user", "content": content}], tokenizer, **options)
+        assert written.text == expected

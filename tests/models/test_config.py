@@ -12,6 +12,7 @@ import pytest
 from models_util import ARCHITECTURES
 
 from vllm.config.checkpoint.config import HFConfig, RopeConfig, load_hf_config, parse_hf_config
+from vllm.config.checkpoint.text_part import WHOLE
 from vllm.models.dense.llama import LlamaForCausalLM
 from vllm.models.registry import resolve_model_class
 
@@ -146,6 +147,20 @@ def test_overrides_of_rotary_options_mean_the_layers_without_a_window(tmp_path: 
     assert raw["rope_parameters"] == by_kind | {"full_attention": full} and "rope_scaling" not in raw
     raw = load_hf_config(tmp_path, {"rope_theta": 9.0}).raw
     assert raw["rope_parameters"]["full_attention"]["rope_theta"] == 9.0
+
+
+def test_overrides_reach_the_whole_of_a_model_with_pictures(tmp_path: Path) -> None:
+    name = "Gemma3ForConditionalGeneration"
+    whole = {"architectures": [name], "model_type": "gemma3", "image_token_index": 5, "mm_tokens_per_image": 4}
+    parts = {"text_config": {"hidden_size": 32}, "vision_config": {"hidden_size": 24, "hidden_act": "gelu"}}
+    (tmp_path / "config.json").write_text(json.dumps(whole | parts))
+    asked = {"architectures": [name], "vision_config": {"hidden_act": "relu"}, "image_token_index": 7}
+    config = load_hf_config(tmp_path, asked | {"text_config": {"rope_theta": 9.0}})
+    assert config.architectures == ("Gemma3ForCausalLM",)
+    assert config.hidden_size == 32 and config.raw["rope_theta"] == 9.0
+    kept = config.raw[WHOLE]
+    assert kept["vision_config"] == {"hidden_size": 24, "hidden_act": "relu"}
+    assert kept["image_token_index"] == 7 and "image_token_index" not in config.raw
 
 
 def test_reading_a_configuration_imports_neither_torch_nor_transformers() -> None:

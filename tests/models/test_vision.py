@@ -587,8 +587,9 @@ def test_rows_in_place_of_pictures(name: str, request: pytest.FixtureRequest, mo
         prompts.append({**prompts[1], "multi_modal_data": {"image": joined}})
     else:
         stacked = torch.stack([each["image_embeds"] for each in given])
-        prompts.append({**prompts[1], "multi_modal_data": {"image": {"image_embeds": stacked}}})
-    wanted = [tiny.prompt(texts[0], PICTURES[1]), *[tiny.prompt(texts[1], *PICTURES)] * 2]
+        bare = (stacked, list(stacked), {"image_embeds": stacked})
+        prompts += [{**prompts[1], "multi_modal_data": {"image": each}} for each in bare]
+    wanted = [tiny.prompt(texts[0], PICTURES[1]), *[tiny.prompt(texts[1], *PICTURES)] * (len(prompts) - 1)]
     for prompt, output in zip(wanted, generate(llm, prompts), strict=True):
         check(tiny, prompt, output)
     assert not seen, "the tower was run"

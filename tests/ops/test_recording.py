@@ -13,7 +13,7 @@ from vllm.ops._dispatch import cpu_ops, force
 from vllm.ops.embedding import embedding
 from vllm.ops.gate_and_mul import gate_and_mul
 from vllm.ops.packed_linear import pack_linear, packed_linear
-from vllm.ops.recording import RecordedMemory, Recording, call_host, can_record
+from vllm.ops.recording import Deferral, RecordedMemory, Recording, call_host, can_record
 from vllm.ops.rms_norm import fused_add_rms_norm_, rms_norm
 
 pytestmark = pytest.mark.skipif(cpu_ops() is None, reason="the C++ operators are not built")
@@ -189,3 +189,38 @@ def test_a_copy_that_may_be_a_view_is_missed():
         with Recording() as recording:
             wide[:, :columns].contiguous()
         assert bool(recording.missed) == copies
+
+
+def test_deferred_calls_are_made_at_the_end():
+    layer, ids = Layer(), torch.tensor([3, 49, 3, 0])
+    expected = [layer(ids), layer(ids.flip(0))]
+    memory = RecordedMemory()
+    for turn, given in enumerate((ids, ids.flip(0))):
+        with Deferral(memory):
+            out = layer(given)
+        assert torch.equal(out, expected[turn])
+
+
+def test_deferred_calls_are_made_before_what_needs_them():
+    """An operation of PyTorch's, one that looks like a view's, a call of the host."""
+    layer, ids, seen = Layer(), torch.tensor([3, 49, 3, 0]), []
+    hidden = layer(ids)
+    with Deferral(RecordedMemory()):
+        doubled = 2 * layer(ids)
+        turned = layer(ids).T.contiguous()
+        ours = layer(ids)
+        call_host(lambda: seen.append(ours.tolist()))
+    assert torch.equal(doubled, 2 * hidden) and torch.equal(turned, hidden.T) and seen == [hidden.tolist()]
+
+
+def test_deferred_calls_are_forgotten_after_an_error():
+    table, memory = torch.zeros(5, 8), RecordedMemory()
+    norm = torch.ones(8)
+    with pytest.raises(ZeroDivisionError), Deferral(memory):
+        fused_add_rms_norm_(torch.ones(5, 8), table, norm, 1e-6)
+        _ = 1 / 0
+    assert not table.any()
+    with Deferral(memory):
+        fused_add_rms_norm_(torch.ones(5, 8), table, norm, 1e-6)
+        assert not table.numpy().any()
+    assert (table == 1).all()

@@ -303,7 +303,7 @@ DECISIONS = [
          param="input[0].role"),
     *bad("input", [{"type": "audio"}], [{"type": 7}], [{"type": []}], param="input[0].type"),
     *bad("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}],
-         param="input[0].content", says="text input only"),
+         param="input[0].content", says="reads text only"),
     *bad("input", [{"role": "system", "content": [{"type": "input_json", "data": {}}]}],
          param="input[0].content[0].type"),
     *bad("input", [{"type": "function_call_output", "call_id": "x", "output": "y"}], param="input[0].call_id"),

@@ -104,7 +104,7 @@ def test_a_small_label_mass_is_a_refusal(server):
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
             "input[0].content",
-            "text input only",
+            "reads text only",
         ),
         ({"permutations": 65}, "permutations", "64"),
         ({"min_label_mass": 1.5}, "min_label_mass", "1"),

@@ -163,7 +163,7 @@ def test_names_are_shared_by_those_of_a_salt(server):
 
 def test_a_template_of_texts_gets_the_models_word(server, llm):
     texts = "{% for m in messages %}{{ m.role + ':' + m.content }}{% endfor %}"
-    want = wanted(llm, "user:see\n<|image_pad|>\nthere", FIRST)
+    want = wanted(llm, "user:<|image_pad|>\nsee\nthere", FIRST)
     check(readings(chat(server, user("see", part(), "there"), chat_template=texts)), want)
 
 
@@ -382,7 +382,6 @@ VIDEO = {"type": "video_url", "video_url": {"url": "data:video/jpeg;base64,AAAA"
     ("url", "body"),
     [
         ("/v1/responses", {"input": "content"}),
-        ("/v1/decisions", {"input": "content", "questions": [{"type": "predicate", "instructions": "cat?"}]}),
         ("/v1/messages", {"messages": "content", "max_tokens": 2}),
         ("/v1/messages/count_tokens", {"messages": "content"}),
     ],

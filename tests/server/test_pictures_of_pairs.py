@@ -123,7 +123,7 @@ def test_scores_over_http(tiny):
 @pytest.mark.parametrize(
     ("fields", "place"),
     [
-        ({"documents": [{"content": [image(), {"type": "video_url"}]}]}, "documents[0].content"),
+        ({"documents": [{"content": [image(), {"type": "video_url"}]}]}, "documents[0].content[1].video_url"),
         ({"documents": ["a", {"content": [{"type": "image_url"}]}]}, "documents[1].content[0].image_url"),
         ({"documents": [{"content": []}]}, "documents"),
         ({"documents": [{"content": [image(b"A")]}]}, "documents[0].content[0].image_url.url"),

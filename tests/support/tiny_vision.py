@@ -142,6 +142,18 @@ _GLM_TOWER = {
     "spatial_merge_size": 2, "temporal_patch_size": 2, "image_size": 32,
 }  # fmt: skip
 _GOT_IMAGES = {"size": {"height": EDGE, "width": EDGE}, "crop_to_patches": True, "min_patches": 1, "max_patches": 4}
+_MINICPM = {
+    "vision": {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 3,
+               "image_size": EDGE, "patch_size": 4},
+    "tokens": ("<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>", "<|image_pad|>",
+               "<|video_pad|>"),
+    "placeholder": "<|image_pad|>",
+    "image_processor": ("MiniCPMV4_6ImageProcessor", {"scale_resolution": 32, "patch_size": 4}),
+    "tokenizer": {"extra_special_tokens": {
+        "image_token": "<|image_pad|>", "video_token": "<|video_pad|>", "image_start_token": "<image>",
+        "image_end_token": "</image>", "slice_start_token": "<slice>", "slice_end_token": "</slice>",
+        "image_id_start_token": "<image_id>", "image_id_end_token": "</image_id>"}},
+}  # fmt: skip
 FAMILIES: dict[str, VisionFamily] = {
     "llava": VisionFamily(
         "llava", {"model_type": "llama"}, _CLIP, ("<image>",), "<image>", _CLIP_PROCESSOR,
@@ -404,6 +416,44 @@ FAMILIES: dict[str, VisionFamily] = {
         {"image_token_id": "id:<IMG_CONTEXT>", "image_seq_length": 4},
         {"extra_special_tokens": {"start_image_token": "<img>", "end_image_token": "</img>",
                                   "context_image_token": "<IMG_CONTEXT>"}}, in_own_format=True,
+    ),
+    "minicpmv4_6": VisionFamily(
+        "minicpmv4_6", HYBRIDS["qwen3_5"][1] | {"model_type": "qwen3_5_text"}, processor={
+            "processor_class": "MiniCPMV4_6Processor"},
+        whole={"image_token_id": "id:<|image_pad|>", "video_token_id": "id:<|video_pad|>", "insert_layer_id": 1},
+        **_MINICPM,
+    ),
+    "minicpmv4_7": VisionFamily(
+        "minicpmv4_7",
+        HYBRIDS["qwen3_5"][1] | {
+            "model_type": "qwen3_5_text", "rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}},
+        processor={"processor_class": "MiniCPMV4_7Processor"},
+        whole={"image_token_id": "id:<|image_pad|>", "video_token_id": "id:<|video_pad|>", "insert_layer_id": 1,
+               "image_start_id": "id:<image>", "image_end_id": "id:</image>", "slice_start_id": "id:<slice>",
+               "slice_end_id": "id:</slice>", "newline_id": "id:Ċ"},
+        **_MINICPM,
+    ),
+    "video_llama_3": VisionFamily(
+        "video_llama_3", {"model_type": "qwen2"},
+        {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4},
+        ("<|image_pad|>", "<|video_pad|>"), "<|image_pad|>",
+        ("VideoLlama3ImageProcessor", {"patch_size": 4, "min_pixels": 64, "max_pixels": 1024}),
+        {"processor_class": "VideoLlama3Processor"},
+        {"image_token_id": "id:<|image_pad|>", "video_token_id": "id:<|video_pad|>"},
+    ),
+    "granite4_vision": VisionFamily(
+        "granite4_vision",
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.4, "logits_scaling": 0.5},
+        _SIGLIP | {"hidden_size": 64, "num_attention_heads": 2, "vision_use_head": False}, ("<image>",), "<image>",
+        ("LlavaNextImageProcessor",
+         {**_CLIP_PROCESSOR[1], "image_grid_pinpoints": _PINPOINTS}),
+        {"processor_class": "Granite4VisionProcessor", "patch_size": 7, "vision_feature_select_strategy": "full",
+         "downsample_rate": "1/2"},
+        {"image_token_index": "id:<image>", "image_grid_pinpoints": _PINPOINTS, "downsample_rate": "1/2",
+         "vision_feature_select_strategy": "full", "deepstack_layer_map": [[-2, 2], [-1, 0]],
+         "spatial_target_layers": [1, 3, 1, 2], "projector_dropout": 0.0,
+         "qformer_config": {"model_type": "blip_2_qformer", "num_hidden_layers": 1, "intermediate_size": 32,
+                            "cross_attention_frequency": 1, "use_qformer_text_input": False}},
     ),
     "deepseek_vl_hybrid": VisionFamily(
         "deepseek_vl_hybrid", {"model_type": "llama"}, _SIGLIP | {"vision_use_head": False}, ("<image_placeholder>",),
@@ -724,6 +774,8 @@ def make_processor(images: Any, tokenizer: Any, options: dict[str, Any]) -> Any:
     own = dict(options)
     found = _real(own.pop("processor_class"))
     others = {part: None for part in found.get_attributes() if part not in ("image_processor", "tokenizer")}
+    if found.__name__.startswith("MiniCPM"):
+        others["video_processor"] = images  # it asks this for options that the picture's has, too
     if not others:
         return found(image_processor=images, tokenizer=tokenizer, **own)
 

@@ -28,6 +28,9 @@ from PIL import Image
 from tiny_vision import FAMILIES, Reference, draw, make_vision_model
 
 from vllm import LLM, SamplingParams
+from vllm.cli.main import main
+from vllm.decisions.params import DecisionParams
+from vllm.scoring import run as score_run
 
 IDS = [5, 17, 64, 100]
 # The processor of a family's videos, and the options that its picture processor has, too.
@@ -99,7 +102,8 @@ def measured(name: str, folder: Path) -> dict[str, Any]:
             rows = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs]
             for row, entries in zip(want[len(want) - 1 - len(rows) :], rows, strict=False):
                 worst = max(worst, *(abs(entry.logprob - float(row[token])) for token, entry in entries.items()))
-    return {"worst": worst, "std": std, "chat": chatted(llm, word_of(name))}
+    chat = chatted(llm, word_of(name))
+    return {"worst": worst, "std": std, "chat": chat, "doors": at_doors(llm, folder) if name == "qwen3_vl" else []}
 
 
 def word_of(name: str) -> str:
@@ -111,29 +115,23 @@ def word_of(name: str) -> str:
 def chatted(llm: LLM, word: str) -> list[Any]:
     """Whether readings are those of the same frames in a prompt: where a video has a name, where it is known by it, and
     for two forms of it in conversations, whose template writes videos, or reads texts alone."""
-    files = []
-    for frame in clip(4, 3):
-        file = io.BytesIO()
-        frame.save(file, "JPEG")
-        files.append(file.getvalue())
-    encoded = ",".join(base64.b64encode(file).decode() for file in files)
-    frames = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
-    said = {"fps": 2.0, "do_sample_frames": False, "duration": 2.0}
+    form, given = shown()
     part = "{% if p.type == 'video' %}" + word + "{% else %}{{ p.text }}{% endif %}"
     template = "{% for m in messages %}{% for p in m.content %}" + part + "{% endfor %}{% endfor %}:"
     texts = "{% for m in messages %}{{ m.content }}{% endfor %}:"
     forms: list[dict[str, Any]] = [
-        {"type": "video_url", "video_url": {"url": f"data:video/jpeg;base64,{encoded}"}},
-        {"type": "video", "video": (frames, said)},
+        form,
+        {"type": "video", "video": given},
     ]
     params = SamplingParams(temperature=0, max_tokens=2, logprobs=2)
-    prompt = {"prompt": f"{word}what:", "multi_modal_data": {"video": (frames, said)}}
+    prompt = {"prompt": f"{word}what:", "multi_modal_data": {"video": given}}
     named = {**prompt, "multi_modal_uuids": {"video": ["mine"]}}
     known = {**named, "multi_modal_data": None}
     first, *others = (llm.generate(each, params, use_tqdm=False)[0] for each in (prompt, named, known))
     found = [each.outputs[0].logprobs == first.outputs[0].logprobs for each in others]
-    for chat_template, own in ((template, word), (texts, llm.llm_engine.input_processor.video_text + "\n")):
-        prompt = {"prompt": f"{own}what:", "multi_modal_data": {"video": (frames, said)}}
+    own_word = llm.llm_engine.input_processor.read_media.words["video"]
+    for chat_template, own in ((template, word), (texts, f"{own_word}\n")):
+        prompt = {"prompt": f"{own}what:", "multi_modal_data": {"video": given}}
         (want,) = llm.generate(prompt, params, use_tqdm=False)
         for form in forms:
             messages = [{"role": "user", "content": [form, {"type": "text", "text": "what"}]}]
@@ -141,6 +139,58 @@ def chatted(llm: LLM, word: str) -> list[Any]:
             is_same = output.prompt_token_ids == want.prompt_token_ids
             found.append(is_same and output.outputs[0].logprobs == want.outputs[0].logprobs)
     return found
+
+
+def shown() -> tuple[dict[str, Any], tuple[list[Any], dict[str, Any]]]:
+    """A video as a part of a message, and as a prompt has it."""
+    files = []
+    for frame in clip(4, 3):
+        file = io.BytesIO()
+        frame.save(file, "JPEG")
+        files.append(file.getvalue())
+    url = "data:video/jpeg;base64," + ",".join(base64.b64encode(file).decode() for file in files)
+    frames = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
+    said = {"fps": 2.0, "do_sample_frames": False, "duration": 2.0}
+    return {"type": "video_url", "video_url": {"url": url}}, (frames, said)
+
+
+def at_doors(llm: LLM, folder: Path) -> list[Any]:
+    """Whether a decision, a pair and a file's row read a video beside a picture as a prompt with both does."""
+    (form, given), image = shown(), draw(40, 30, 7)
+    words = llm.llm_engine.input_processor.read_media.words
+    media = {"image": image, "video": given}
+    parts = [form, {"type": "text", "text": "and "}, {"type": "image_pil", "image_pil": image}]
+
+    def labels(prompt: dict[str, Any], names: list[Any]) -> list[float]:
+        (scores,) = llm.score_labels([{**prompt, "multi_modal_data": media}], names, use_tqdm=False)
+        return [float(each) for each in scores.logprobs]
+
+    pair = f"q{words['video']}and {words['image']}"
+    (score,) = llm.score("q", {"content": parts}, chat_template="{{ query }}{{ document }}", use_tqdm=False)
+    yes, no = np.exp(labels({"prompt": pair}, ["yes", "no"]))
+    found = [bool(np.isclose(score.outputs.score, yes / (yes + no), atol=1e-5))]
+
+    question = {"type": "choice", "instructions": "which?", "choices": [{"value": "a"}, {"value": "b"}]}
+    ask = [{"role": "user", "content": [form, {"type": "input_text", "text": "and"}, parts[2]]}]
+    plan = llm.decision_plan(ask, [question], DecisionParams())
+    requests, (decision,) = plan.requests(), llm.decide_plans([plan], use_tqdm=False)
+    ids = list(requests[0][1].logprob_token_ids)
+    odds = np.exp(labels({"prompt_token_ids": requests[0][0].token_ids}, ids))
+    own = [choice.probability for choice in decision.answers[0].probabilities]
+    found.append(bool(np.allclose(own, odds / odds.sum(), atol=1e-5)))
+
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    row = {"text": "what", "film": form["video_url"]["url"], "image": base64.b64encode(file.getvalue()).decode()}
+    (folder / "rows.jsonl").write_text(json.dumps(row))
+    score_run.load = lambda args: llm
+    flags = ["--labels", "ab", "c", "--template", "see {image}: {film}{text}", "--image-field", "image"]
+    flags += ["--video-field", "film", "--no-picture", "--quiet", "--output", str(folder / "out.jsonl")]
+    found.append(main(["score", str(folder / "rows.jsonl"), *flags]) == 0)
+    scored = json.loads((folder / "out.jsonl").read_text())
+    want = labels({"prompt": f"see {words['image']}: {words['video']}what"}, ["ab", "c"])
+    found.append(bool(np.allclose(list(scored["logprobs"].values()), want, atol=1e-5)))
+    return [*found, "film" not in scored and "image" not in scored]
 
 
 def positions(reference: Reference, ids: list[int], tokens: list[int], values: dict[str, Any]) -> dict[str, Any]:

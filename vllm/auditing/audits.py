@@ -154,7 +154,7 @@ def _task_args(options: Options, rows: Path) -> dict[str, Any]:
         "questions", "gold", "calibration", "fit_calibration", "read", "truncate_prompt_tokens",
         "query", "score_template", "score_labels", "instruction", "max_tokens_per_doc",
         "prompt", "prompt_name", "dimensions", "chunk_tokens", "reference_rows", "reference_spec", "known_labels",
-        "image_field", "allowed_local_media_path",
+        "image_field", "video_field", "allowed_local_media_path",
     ))  # fmt: skip
     more = {"no_picture": True, "permutations": 1, "min_label_mass": 0.0, "no_normalize": False, "debug": False}
     return {

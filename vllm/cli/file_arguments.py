@@ -23,6 +23,7 @@ def add_file_arguments(parser: argparse.ArgumentParser, output: str, picture: st
         "--allowed-media-domains. The field of the text may be missing then"
     )
     parser.add_argument("--image-field", metavar="NAME", help=image)
+    parser.add_argument("--video-field", metavar="NAME", help="the same of the text's video, or a list of them")
     parser.add_argument("--output", metavar="FILE", type=Path, help=output)
     existing = parser.add_mutually_exclusive_group()
     resume = "keep the rows that --output has and score the other texts"

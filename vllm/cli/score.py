@@ -117,8 +117,10 @@ def _is_teacher(args: argparse.Namespace) -> bool:
     if not is_teacher and not given["labels"] and not given["label_ids"]:
         raise CliError("one of --labels, --label-ids, --prompt-logprobs, --prompt-ids-field is required")
     of, others = ("readings of prompts", _LABEL_FLAGS) if is_teacher else ("labels", _TEACHER_FLAGS)
-    if is_teacher and args.image_field is not None:
-        raise CliError("--image-field has no meaning for readings of prompts: LLM.generate takes multi_modal_data")
+    for name in ("image_field", "video_field"):
+        if is_teacher and getattr(args, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise CliError(f"{flag} has no meaning for readings of prompts: LLM.generate takes multi_modal_data")
     for name in others:
         if given[name]:
             raise CliError(f"--{name.replace('_', '-')} has no meaning for {of}")

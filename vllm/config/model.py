@@ -88,6 +88,7 @@ class ModelConfig:
         mm_processor_kwargs: options of the picture processor, beside the checkpoint's own.
         allowed_media_domains, allowed_local_media_path: what requests may have fetched or read; see MediaAccess.
         enable_mm_embeds: pictures may come as the rows that the model's tower makes of them.
+        interleave_mm_strings: templates of texts get pictures where the message has them, and not before its text.
         encoder_cache_bytes: of rows of encoded pictures that are kept.
         runner: "generate" or "pooling". The fields after it are of pooling models:
         convert: what is pooled: "embed", "classify", "token_classify" or "reward".
@@ -133,6 +134,7 @@ class ModelConfig:
     allowed_media_domains: list[str] | None = None
     allowed_local_media_path: str = ""
     enable_mm_embeds: bool = False
+    interleave_mm_strings: bool = False
     encoder_cache_bytes: int = 256 << 20
     runner: str = "generate"
     convert: str = "none"

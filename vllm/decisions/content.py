@@ -55,7 +55,7 @@ def check_literal(name: str, value: Any, allowed: Sequence[str | None]) -> None:
 
 
 def content_text(name: str, content: Any, kinds: Sequence[str]) -> str:
-    """A text, or parts of these kinds joined by line breaks. Images are refused by name."""
+    """A text, or parts of these kinds joined by line breaks."""
     if isinstance(content, str):
         return check_text(name, content)
     if not is_list(content):
@@ -67,8 +67,6 @@ def _part_text(name: str, part: Any, kinds: Sequence[str]) -> str:
     if not isinstance(part, Mapping):
         raise wrong_type(name, part, "a part: an object with a type")
     kind: Any = part.get("type")
-    if kind == "input_image":
-        raise VLLMValidationError(f"{name} is an input_image, and {NO_IMAGES}", name, kind)
     if kind not in kinds:
         message = f"{name}.type must be one of {', '.join(map(repr, kinds))}, got {shown(kind)}"
         raise VLLMValidationError(message, f"{name}.type", kind)

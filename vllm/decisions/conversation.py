@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vllm.answers.prompts.marked_media import MarkedMedia
 from vllm.decisions.content import (
     check_literal,
     check_nullable_text,
@@ -52,7 +53,7 @@ def parse_input(value: Any, name: str = "input") -> list[Turn]:
     """The turns of a text or of a list of messages, calls and outputs; messages that say nothing are left out.
 
     Raises:
-        VLLMValidationError: a malformed item, an image, or an output without its call; names the place.
+        VLLMValidationError: a malformed item, or an output without its call; names the place.
     """
     if isinstance(value, str):
         return [Turn("user", check_text(name, value))] if value else []
@@ -76,6 +77,30 @@ def parse_input(value: Any, name: str = "input") -> list[Turn]:
         if turn.text or turn.role in ("call", "output"):
             turns.append(turn)
     return turns
+
+
+def with_marks(value: Any, media: MarkedMedia) -> Any:
+    """An input with marks in place of its pictures and videos, which `media` gets.
+
+    Raises:
+        VLLMValidationError: one that is malformed or cannot be read, or more than a prompt may have.
+    """
+    if not is_list(value):
+        return value
+    items = []
+    for index, item in enumerate(value):
+        for key in ("content", "output"):
+            parts: Any = item.get(key) if isinstance(item, Mapping) else None
+            if is_list(parts):
+                marks = [media.part(f"input[{index}].{key}[{at}]", part) for at, part in enumerate(parts)]
+                texts = [
+                    part if mark is None else {"type": "input_text", "text": mark}
+                    for part, mark in zip(parts, marks, strict=True)
+                ]
+                item = {**item, key: texts}
+        items.append(item)
+    media.check_count("input")
+    return items
 
 
 def _message(place: str, item: Mapping[str, Any]) -> Turn:

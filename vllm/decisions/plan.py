@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vllm.answers.prompts.marked_media import MARK, MarkedMedia
 from vllm.config import ModelConfig
 from vllm.decisions.answers import answer, diagnose, order_reading
 from vllm.decisions.conversation import Turn, parse_input, without_beginning
 from vllm.decisions.labels import LabelSpeller
 from vllm.decisions.params import DecisionParams
-from vllm.decisions.pictures import DecisionPictures
 from vllm.decisions.prompts import (
     PREDICATE_LABELS,
     ROOM_FOR_EXAMPLES,
@@ -69,7 +69,7 @@ class DecisionPlan:
         tokenizer: the model's; None = it has none here.
         input: a text, or a list of OpenAI's messages and tool calls.
         questions: see `parse_questions`.
-        pictures: those for which the input has marks; None: there are none.
+        media: pictures and videos that the input has marks for.
 
     Raises:
         VLLMValidationError: names the field, its value and the limit; nothing was queued.
@@ -82,7 +82,7 @@ class DecisionPlan:
         input: Any,
         questions: Any,
         params: DecisionParams | None = None,
-        pictures: DecisionPictures | None = None,
+        media: MarkedMedia | None = None,
     ) -> None:
         if tokenizer is None:
             message = "decisions need a tokenizer, and skip_tokenizer_init left it out"
@@ -95,16 +95,16 @@ class DecisionPlan:
         self._in_words = self._params.read != "labels" and answers_in_words(config.hf_config.num_weights)
         self._by_value = self._in_words or self._params.read == "values"
         self._scorers: dict[tuple[tuple[int, ...], ...], LabelScorer] = {}
-        self._pictures = pictures
-        if pictures is not None and self._params.truncate_prompt_tokens is not None:
+        self._media = media = media if media is not None and media.count else None
+        if media is not None and self._params.truncate_prompt_tokens is not None:
             message = "truncate_prompt_tokens cannot cut an input with pictures: leave it out"
             raise VLLMValidationError(message, "truncate_prompt_tokens", self._params.truncate_prompt_tokens)
         self._readings, prompts = self._plan(parse_input(input))
         salt = self._params.cache_salt
-        if pictures is None:
+        if media is None:
             self._prompts = [ProcessedPrompt(None, ids, salt) for ids in prompts]
         else:
-            self._prompts = pictures.prompts(prompts, salt)
+            self._prompts = [media.prompt("input", self._head, ids) for ids in prompts]
             self._check_lengths(self._readings, [prompt.token_ids for prompt in self._prompts])
 
     def _plan(self, turns: list[Turn]) -> tuple[list[_Reading], list[list[int]]]:
@@ -139,9 +139,12 @@ class DecisionPlan:
         room = longest if given is None or given < 0 else given
         has_examples = self._in_words and room >= ROOM_FOR_EXAMPLES
         frame = make_frame(turns, probe, tokenizer, *template, cue, has_examples)
-        if self._pictures is not None:
-            written = params.chat_template or tokenizer.chat_template if frame.has_template else None
-            frame = replace(frame, head=self._pictures.written(frame.head, written))
+        if self._media is not None:
+            self._head = frame.head
+            if len(MARK.findall(frame.head)) != self._media.count:
+                raise VLLMValidationError("input: the chat template does not write each picture once", "input")
+            words = self._media.words(params.chat_template)
+            frame = replace(frame, head=self._media.written("input", frame.head, words))
         predicate_labels = WORD_PREDICATE_LABELS if self._in_words else PREDICATE_LABELS
         readings = list(self._read_all(LabelSpeller(tokenizer, frame.tail, predicate_labels)))
         num_tokens = sum(len(label.token_ids) for each in readings for label in each.labels)

@@ -111,6 +111,11 @@ class EngineArgs(UpstreamArgs):
     enable_mm_embeds: bool = arg(
         False, "pictures may come as the rows that the model's tower makes of them", to="model_config"
     )
+    interleave_mm_strings: bool = arg(
+        False,
+        "chat templates of texts alone get pictures where the message has them, and not before its text",
+        to="model_config",
+    )
     trust_remote_code: bool = arg(
         False, "let the code in the model's and the tokenizer's repositories run", to="model_config"
     )

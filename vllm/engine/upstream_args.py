@@ -90,7 +90,6 @@ class UpstreamArgs:
 
     io_processor_plugin: str | None = refused(None, _PROMPTS)
 
-    interleave_mm_strings: bool = refused(False, _MEDIA)
     mm_encoder_only: bool = refused(False, _MEDIA)
     mm_encoder_attn_backend: str | None = refused(None, _MEDIA)
     mm_encoder_attn_dtype: str | None = refused(None, _MEDIA)

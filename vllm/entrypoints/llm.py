@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Concatenate
 
 from vllm.answers.prompts import load_chat_template, picture_options, written_conversations
+from vllm.answers.prompts.marked_media import MarkedMedia
 from vllm.config.unserved import is_neutral_value
+from vllm.decisions.conversation import with_marks
 from vllm.decisions.params import DecisionParams
-from vllm.decisions.pictures import DecisionPictures, with_marks
 from vllm.decisions.plan import DecisionPlan
 from vllm.decisions.types import Decision
 from vllm.engine.arg_utils import EngineArgs
@@ -505,11 +506,11 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
 
     def decision_plan(self, input: Any, questions: Any, params: DecisionParams) -> DecisionPlan:
         """The first half of `decide`, of one input; errors as there."""
-        processor, pictures = self.llm_engine.input_processor, None
-        input, marks, sources = with_marks(input, processor)
-        if sources:
-            pictures = DecisionPictures(processor, marks, processor.picture_loader.load_now(sources))
-        return DecisionPlan(processor.model_config, processor.tokenizer, input, questions, params, pictures)
+        processor = self.llm_engine.input_processor
+        media = MarkedMedia(processor, params.cache_salt)
+        input = with_marks(input, media)
+        media.load_now()
+        return DecisionPlan(processor.model_config, processor.tokenizer, input, questions, params, media)
 
     def decide_plans(
         self,

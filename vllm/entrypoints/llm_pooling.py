@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm.answers.prompts.marked_media import MarkedMedia
 from vllm.config.checkpoint.late_interaction import SIDES, Side
 from vllm.config.checkpoint.sentence_transformers import default_prompt, named_prompts, with_prompt
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.text_options import text_options
 from vllm.pooling.late_interaction import LateTexts
 from vllm.pooling.pairs import PairLimits, PooledPairs, longest_text
-from vllm.pooling.pictures import PairPictures
 from vllm.pooling.score_templates import (
     PairPrompts,
     ScoreTemplate,
@@ -84,7 +84,7 @@ class PairScoring:
         options = text_options(tokenization_kwargs, of_pairs=True)
         check_neutral("add_special_tokens=False", not options.add_special_tokens, "pairs are joined by special tokens")
         raw = self.llm_engine.model_config.hf_config.raw
-        pictures = PairPictures(self.llm_engine.input_processor)
+        pictures = MarkedMedia(self.llm_engine.input_processor)
         pairs = pairs_of(data_1, data_2, ("data_1", "data_2"), pictures)
         pictures.load_now()
         return self.score_pairs(
@@ -108,7 +108,7 @@ class PairScoring:
         pooling_params: PoolingParams | None = None,
         use_tqdm: Any = True,
         lora_request: list[LoRARequest] | LoRARequest | None = None,
-        pictures: PairPictures | None = None,
+        pictures: MarkedMedia | None = None,
     ) -> list[ScoringRequestOutput]:
         """As `score`.
 

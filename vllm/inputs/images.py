@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vllm.exceptions import VLLMValidationError, shown
-from vllm.inputs.picture_rows import ROWS, rows_of_pictures
+from vllm.inputs.picture_rows import ROWS, are_rows, rows_of_pictures
 from vllm.inputs.videos import as_videos
 
 if TYPE_CHECKING:
@@ -22,6 +22,21 @@ MAX_IMAGES = 999
 KINDS = {"image": "pictures", "video": "videos"}
 """The kinds of media that are read, and what several of a kind are called."""
 DATA, UUIDS, OPTIONS = "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"
+
+
+@dataclass(frozen=True)
+class ReadMedia:
+    """The media that a model reads beside texts.
+
+    Attributes:
+        words: by kind, what stands for one in a prompt's text; empty: it reads texts alone.
+        why_not: why it reads none; "": nobody asked.
+        interleaved: they stand where a message has them also in templates that read texts, and not before its text.
+    """
+
+    words: Mapping[str, str] = field(default_factory=dict)
+    why_not: str = ""
+    interleaved: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +189,7 @@ def given_images(
         prompt: with the keys of upstream's prompts.
         most: how many of a kind a prompt may have.
         why_not: why the model reads none; empty: it does.
-        takes_rows: whether rows may come in a picture's place.
+        takes_rows: whether rows may come in a picture's place; tensors of floats are rows then, as upstream has it.
 
     Raises:
         VLLMValidationError: other media, more than `most`, or names or options that do not fit them.
@@ -193,7 +208,7 @@ def given_images(
     names: list[str | None] = []
     counts = []
     for kind in KINDS:
-        own = _as_items(kind, (data or {}).get(kind))
+        own = _as_items(kind, (data or {}).get(kind), takes_rows)
         called = _names(prompt.get(UUIDS), kind, own)
         counts.append(len(called))
         items += own or (None,) * len(called)
@@ -229,13 +244,15 @@ def _is_nothing(value: Any) -> bool:
     return value is None or (isinstance(value, (list, tuple)) and not value)
 
 
-def _as_items(kind: str, value: Any) -> tuple[Any, ...]:
+def _as_items(kind: str, value: Any, takes_rows: bool) -> tuple[Any, ...]:
     if _is_nothing(value):
         return ()
     if kind == "video":
         return as_videos(value)
     if isinstance(value, (list, tuple)):
-        return tuple(value)
+        return tuple({ROWS: each} if takes_rows and are_rows(each, 2) else each for each in value)
+    if takes_rows and are_rows(value, 2, 3):
+        value = {ROWS: value}
     if isinstance(value, Mapping):
         return rows_of_pictures(value)
     # An array of four dimensions is several pictures.

@@ -97,6 +97,12 @@ def _sizes(name: Any, value: Any) -> torch.Tensor:
     return torch.from_numpy(found.astype(np.int64).reshape(1, *found.shape[found.ndim > 1 :]))
 
 
+def are_rows(value: Any, *dimensions: int) -> bool:
+    """Whether it is a tensor of floats with so many dimensions: [N, W], or [pictures, N, W]."""
+    is_floats = getattr(value, "is_floating_point", None)
+    return is_floats is not None and value.ndim in dimensions and bool(is_floats())
+
+
 def rows_of_pictures(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     """Each picture's part of rows that may be those of several, one after the other.
 

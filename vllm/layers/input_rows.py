@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -33,24 +33,22 @@ class InputRows:
 
 
 class AddedRows:
-    """Rows that are added to tokens of a step after some layers."""
+    """Rows that are added to tokens of a step before some layers."""
 
     def __init__(self) -> None:
         self._tokens: Tensor | None = None
-        self._values: Sequence[Tensor] = ()
+        self._values: Mapping[int, Tensor] = {}
 
-    def give(self, tokens: Tensor, values: Sequence[Tensor]) -> None:
-        """After layer i the step's tokens of these numbers, int64 [N], get `values[i]`, [N, H], too."""
+    def give(self, tokens: Tensor, values: Mapping[int, Tensor]) -> None:
+        """Before layer i the step's tokens of these numbers, int64 [N], get `values[i]`, [N, H], too."""
         self._tokens, self._values = tokens, values
 
     def clear(self) -> None:
         """Nothing is added any more."""
-        self._tokens, self._values = None, ()
-
-    def __len__(self) -> int:
-        return len(self._values)
+        self._tokens, self._values = None, {}
 
     def add_to(self, stream: Tensor, layer: int) -> Tensor:
-        """The residual stream after a layer, [T, H], with the rows."""
-        assert self._tokens is not None
+        """The residual stream before a layer, [T, H], with its rows, if it has some."""
+        if self._tokens is None or layer not in self._values:
+            return stream
         return stream.index_add(0, self._tokens, self._values[layer])

@@ -52,7 +52,7 @@ def _sizes(config: ModelConfig) -> ModelSizes:
         [config.max_model_len * each for each in token_bytes],
         vocab_bytes,
         0 if config.runner_type == "pooling" else vocab_bytes,
-        picture_family(hf_config, Path(config.path)).num_added_to if config.reads_images else 0,
+        max(picture_family(hf_config, Path(config.path)).added_before, default=0) if config.reads_images else 0,
     )
 
 

@@ -270,19 +270,16 @@ class Decoder(nn.Module):
         stream = self.spread(stream)
         for index in self.own_layers:
             layer = self.layers[index]
+            stream = self.added_rows.add_to(stream, index)
             if index in self.kept_streams:
                 # Layers add to the stream in place.
                 kept[index] = scaled(stream, 1.0) if pending is None else added(stream, pending)
-            is_added = index < len(self.added_rows)
-            layer_rows = rows if index == last and not is_added else None
+            layer_rows = rows if index == last else None
             cache = self.caches_of_layer[index]
             kv_cache = () if cache is None else kv_caches[cache]
             stream, pending = layer(positions, stream, pending, kv_cache, attn, layer_rows, given[index])
-            if is_added:
-                stream = self.added_rows.add_to(stream, index)
-                if index == last and rows is not None:
-                    stream, pending = stream.index_select(0, rows), _selected(pending, rows)
         if not self.stage.is_last:
+            stream = self.added_rows.add_to(stream, self.own_layers[-1] + 1)
             # As a norm adds it: the next stage's first layer computes what it would here.
             sent = (stream if pending is None else added(stream, pending)).contiguous()
             for each in (sent, *(kept[index] for index in self.kept_streams if index in kept)):

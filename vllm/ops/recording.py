@@ -1,7 +1,9 @@
-"""Kernel calls recorded once and replayed by one operator: the CPU's counterpart of a CUDA graph.
+"""Kernel calls recorded once and replayed by one operator: the CPU's counterpart of a CUDA graph. Or deferred, and made
+by one operator: its counterpart of a stream.
 
-PyTorch takes some microseconds to reach an operator, which is much of a small decode step. The C++ operators record the
-calls of their kernels, which hold nothing but addresses.
+PyTorch takes some microseconds to reach an operator, which is much of a small decode step; and after a kernel with many
+rows, which leaves nothing of Python and PyTorch in the caches, more than a hundred, while OpenMP's threads fall asleep.
+The C++ operators record the calls of their kernels, which hold nothing but addresses.
 """
 
 from __future__ import annotations
@@ -71,12 +73,12 @@ class _Observer(TorchDispatchMode):
         return result
 
 
-_observer: ContextVar[_Observer | None] = ContextVar("observer", default=None)
+_observer: ContextVar[_Observer | Deferral | None] = ContextVar("observer", default=None)
 
 
 def call_host(call: Callable[[], object]) -> None:
     """Make a call that is no kernel's, such as one that waits for another process. A recording that is being made
-    repeats it in every replay, before its first kernel or after its last."""
+    repeats it in every replay, before its first kernel or after its last; deferred kernels run before it."""
     observer = _observer.get()
     if observer is None:
         call()
@@ -150,3 +152,60 @@ class Recording:
         torch.ops.vllm_cpu.replay_recording(self._handle)
         for call in self._observer.after:
             call()
+
+
+class Deferral(TorchDispatchMode):
+    """Use as a context: kernels that are called within run together at its end, or before an operation of PyTorch's
+    that may need their results.
+
+        with Deferral(memory):
+            out = forward(inputs)
+
+    Kernels run in order, so memory of a tensor that is freed is reused by the next ones. Results are valid until the
+    next recording or deferral in `memory`. What reads a tensor and is no operation, such as `tolist`, finds results of
+    kernels that have not run yet.
+    """
+
+    def __init__(self, memory: RecordedMemory) -> None:
+        super().__init__()
+        self._memory = memory
+
+    def __enter__(self) -> Deferral:
+        self._handle = torch.ops.vllm_cpu.start_recording(self._memory.handle, True)
+        self._token = _observer.set(self)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        _observer.reset(self._token)
+        torch.ops.vllm_cpu.stop_recording()
+        try:
+            if error[0] is None:
+                self._flush()
+        finally:
+            torch.ops.vllm_cpu.free_recording(self._handle)
+
+    def _flush(self) -> None:
+        torch.ops.vllm_cpu.flush_recording(self._handle)
+
+    def call_host(self, call: Callable[[], object]) -> None:
+        self._flush()
+        call()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as _Observer's
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = kwargs or {}
+        if func.namespace == "vllm_cpu":
+            return func(*args, **kwargs)
+        if func in _ALLOCATIONS:
+            return _allocate(*args, **kwargs)
+        if func.is_view:
+            result = func(*args, **kwargs)
+            if _shares_memory(result, args[0]):
+                return result
+        self._flush()
+        return func(*args, **kwargs)

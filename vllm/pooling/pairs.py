@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vllm.answers.prompts.marked_media import MARK, MarkedMedia, looks_like_a_mark
 from vllm.config import ModelConfig
 from vllm.config.checkpoint.late_interaction import Side
 from vllm.config.checkpoint.sentence_transformers import default_prompt, with_prompt
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling.late_interaction import LateTexts, compute_maxsim_score
-from vllm.pooling.pictures import MARK, PairPictures, looks_like_a_mark
 from vllm.pooling.score_templates import NO_TEMPLATE, PairPrompts, ScoreTemplate, cut_text, default_template
 from vllm.pooling_outputs import PoolingRequestOutput
 from vllm.pooling_params import PoolingParams
@@ -115,7 +115,7 @@ class PooledPairs:
         template: ScoreTemplate | None = None,
         instruction: str | None = None,
         names: Sequence[str] = (),
-        pictures: PairPictures | None = None,
+        pictures: MarkedMedia | None = None,
     ) -> None:
         kind = score_type(config)
         if kind is None:
@@ -254,7 +254,7 @@ class PooledPairs:
     def _with_pictures(self, name: str, text: str, limit: int) -> ProcessedPrompt:
         if self._pictures is None:
             raise looks_like_a_mark(name)
-        prompt = self._pictures.prompt(name, text, None, self._pictures.words(), self._params)
+        prompt = self._pictures.prompt(name, text, params=self._params)
         if len(prompt.token_ids) > limit:
             raise _too_long(name, len(prompt.token_ids), limit)
         return prompt

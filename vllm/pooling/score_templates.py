@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vllm.answers.prompts.content_forms import ContentForm, formed, readable_form
+from vllm.answers.prompts.marked_media import MARK, MarkedMedia, looks_like_a_mark
 from vllm.config import ModelConfig
 from vllm.config.checkpoint.sentence_transformers import (
     PairMessages,
@@ -27,7 +28,6 @@ from vllm.config.checkpoint.sentence_transformers import (
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.logger import info_once, init_logger, warn_once
 from vllm.outputs import LabelScores
-from vllm.pooling.pictures import MARK, PairPictures, looks_like_a_mark
 from vllm.pooling.score_families import family_of
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tokenizers.truncation import special_tokens_around
@@ -84,8 +84,8 @@ class ScoreTemplate:
             return self.is_plain
         return self.marks[0] in query and document.lstrip().startswith(self.marks[1])
 
-    def words_of_picture(self) -> str | None:
-        """The text that the template itself writes for a picture; None: it takes texts alone."""
+    def words_of_medium(self, kind: str) -> str | None:
+        """The text that the template itself writes for a picture or a video; None: it takes texts alone."""
         return None
 
     def render(self, query: str, document: str, instruction: str | None = None) -> str:
@@ -126,14 +126,14 @@ class ChatScoreTemplate(ScoreTemplate):
             contents = {role: [{"type": "text", "text": text}] for role, text in contents.items()}
         return self._rendered(contents, instruction)
 
-    def words_of_picture(self) -> str | None:
+    def words_of_medium(self, kind: str) -> str | None:
         form: PairMessages = self._form  # type: ignore[attr-defined]
         if not form.is_structured:
             return None
         first, second = ({"type": "text", "text": each} for each in _STANDINS[:2])
         query = [{"type": "text", "text": "q"}]
         between = []
-        for parts in ([first, {"type": "image"}, second], [first, second]):
+        for parts in ([first, {"type": kind}, second], [first, second]):
             text = self._rendered({"query": query, "document": parts}, None)
             _, _, after = text.partition(_STANDINS[0])
             between.append(after.partition(_STANDINS[1])[0])
@@ -336,7 +336,7 @@ class PairPrompts:
         truncate_to: int | None = None,
         max_document_tokens: int | None = None,
         instruction: str | None = None,
-        pictures: PairPictures | None = None,
+        pictures: MarkedMedia | None = None,
     ) -> None:
         self._template, self._tokenizer, self._instruction = template, tokenizer, instruction or None
         self._pictures = pictures
@@ -378,7 +378,7 @@ class PairPrompts:
         template, pictures = self._template, self._pictures
         if pictures is None:
             raise looks_like_a_mark(name)
-        text, words = template.render(*pair, self._instruction), pictures.words(template.words_of_picture())
+        text, words = template.render(*pair, self._instruction), pictures.words(own=template.words_of_medium)
         if sorted(MARK.findall(text)) != sorted(MARK.findall("".join(pair))):
             raise VLLMValidationError(f"{name}: the score template does not write each picture once", "score_template")
         special, ids = self._tokenizer.special_texts, None
@@ -418,7 +418,7 @@ class PairPrompts:
             raise VLLMValidationError(message, "instruction", self._instruction)
         return True
 
-    def _guarded(self, pair: tuple[str, str], rendered: str, special: re.Pattern[str], words: str = "") -> list[int]:
+    def _guarded(self, pair: tuple[str, str], rendered: str, special: re.Pattern[str], words: Any = None) -> list[int]:
         """The prompt's ids where only the template's special tokens are such, and `words` in the places of pictures:
         what a query or a document spells stays text, so that it cannot end its turn."""
         instruction = self._instruction or self._template.instruction
@@ -439,8 +439,10 @@ class PairPrompts:
         ids = list(before)
         for text, token in zip(texts, [*tokens, ""], strict=True):
             for index, piece in enumerate(MARK.split(text)):
-                ids += self._tokenizer.encode(words, add_special_tokens=False) if index else []
-                ids += self._tokenizer.encode_plain(piece) if piece else []
+                if index % 2 and self._pictures is not None:
+                    ids += self._tokenizer.encode(self._pictures.word(piece, words), add_special_tokens=False)
+                elif piece:
+                    ids += self._tokenizer.encode_plain(piece)
             ids += self._tokenizer.encode(token, add_special_tokens=False) if token else []
         return ids + after
 
@@ -474,7 +476,7 @@ def cut_text(tokenizer: Tokenizer, text: str, num_tokens: int) -> str:
     return tokenizer.decode(ids[:num_tokens], skip_special_tokens=False).rstrip("\ufffd")
 
 
-def _text_of(name: str, value: Any, pictures: PairPictures | None) -> Any:
+def _text_of(name: str, value: Any, pictures: MarkedMedia | None) -> Any:
     """The text of {"text": ...}, or of {"content": [text parts, pictures]}; anything else as it is."""
     if isinstance(value, str) and MARK.search(value):
         raise looks_like_a_mark(name)
@@ -494,7 +496,7 @@ def _text_of(name: str, value: Any, pictures: PairPictures | None) -> Any:
 
 
 def pairs_of(
-    first: Any, second: Any, names: tuple[str, str], pictures: PairPictures | None = None
+    first: Any, second: Any, names: tuple[str, str], pictures: MarkedMedia | None = None
 ) -> list[tuple[str, str]]:
     """Texts paired one by one, or one text with each of the others.
 

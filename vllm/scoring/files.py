@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -43,15 +43,15 @@ class TextFile:
         text_field: str,
         limit: int | None = None,
         takes_ids: bool = False,
-        image_field: str | None = None,
+        media_fields: Collection[str] = (),
     ) -> None:
         """
         Args:
             takes_ids: the field may hold a list, of token ids, and then the text is empty.
-            image_field: may hold bytes, which become base64, and without the field of the text this is empty.
+            media_fields: may hold bytes, which become base64, and without the field of the text this is empty.
         """
         self.name = path.name
-        self._text_field = _TextField(text_field, takes_ids, image_field)
+        self._text_field = _TextField(text_field, takes_ids, frozenset(media_fields))
         self._limit = limit
         self._suffix = path.suffix.lower()
         with io_errors("read", path):
@@ -185,8 +185,9 @@ def _parquet_items(name: str, file: IO[bytes], text_field: _TextField) -> Iterat
         _check_header(name, 1, table.schema_arrow.names, text_field)
         rows = (row for batch in table.iter_batches(batch_size=_PARQUET_ROWS) for row in batch.to_pylist())
         for line, row in enumerate(rows, start=1):
-            takes_bytes = text_field.image_field
-            fields = {field: _as_json(name, field, value, field == takes_bytes) for field, value in row.items()}
+            fields = {
+                field: _as_json(name, field, value, field in text_field.media_fields) for field, value in row.items()
+            }
             yield _item(name, line, fields, text_field)
     except pa.ArrowException as error:
         raise CliError(f"{name}: not Parquet: {error}") from None
@@ -209,7 +210,7 @@ def _check_header(name: str, line: int, header: list[str], text_field: _TextFiel
     repeated = sorted({field for field in header if header.count(field) > 1})
     if repeated:
         raise CliError(f"{name}:{line}: the header has {repeated[0]!r} more than once")
-    if text_field.name not in header and text_field.image_field not in header:
+    if text_field.name not in header and text_field.media_fields.isdisjoint(header):
         fields = ", ".join(map(repr, header)) or "none"
         raise CliError(
             f"{name}:{line}: no field {text_field.name!r} in the header, which has {fields} (see --text-field)"
@@ -228,12 +229,12 @@ def _item(name: str, line: int, fields: dict[str, Any], text_field: _TextField) 
 class _TextField(NamedTuple):
     name: str
     takes_ids: bool
-    image_field: str | None
+    media_fields: frozenset[str]
 
     def text(self, place: str, fields: dict[str, Any]) -> str:
         """The field's; a CliError names the place of a wrong one."""
         if self.name not in fields:
-            if self.image_field in fields:
+            if not self.media_fields.isdisjoint(fields):
                 return ""
             known = ", ".join(map(repr, fields)) or "none"
             raise CliError(f"{place}: no field {self.name!r}; there is {known} (see --text-field)")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.scoring.batches import Progress
 from vllm.scoring.files import Item
-from vllm.scoring.images import RowImages
+from vllm.scoring.media import RowMedia
 from vllm.utils.server_client import ServerError
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ class Scorer(ABC):
         model_name: of the model that is asked.
         taken: names of results that no field of the input may have, also in a row without them; further ones of each
             kind are num_prompt_tokens and error.
-        images: the rows' pictures; None: they have none.
+        media: the rows' pictures and videos; None: they have none.
     """
 
     model_name: str
     taken: Sequence[str] = ()
-    images: RowImages | None = None
+    media: RowMedia | None = None
 
     @abstractmethod
     def score(
@@ -48,7 +48,7 @@ class Scorer(ABC):
         """The input's other fields are kept where no result has their name."""
         record: dict[str, Any] = {"index": index, "text": item.text}
         taken = {*record, *results, *_OF_EACH_KIND, *self.taken}
-        fields = item.fields if self.images is None else self.images.shown(item.fields)
+        fields = item.fields if self.media is None else self.media.shown(item.fields)
         return {**record, **{name: value for name, value in fields.items() if name not in taken}, **results}
 
 
@@ -59,8 +59,8 @@ class EngineScorer(Scorer):
     and begins with an empty prefix cache.
     """
 
-    def __init__(self, llm: LLM, images: RowImages | None = None) -> None:
-        self.images = images
+    def __init__(self, llm: LLM, media: RowMedia | None = None) -> None:
+        self.media = media
         self._llm, self._config, self._tokenizer = llm, llm.model_config, llm.llm_engine.tokenizer
         self.model_name = Path(llm.model_config.model).name
 
@@ -81,8 +81,8 @@ class EngineScorer(Scorer):
 class ServerScorer(Scorer):
     """Asks a server, a request a text."""
 
-    def __init__(self, server: Server, images: RowImages | None = None) -> None:
-        self.images = images
+    def __init__(self, server: Server, media: RowMedia | None = None) -> None:
+        self.media = media
         self._server, self.model_name = server, server.model_name
 
     @abstractmethod

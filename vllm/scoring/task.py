@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import CliError
 from vllm.scoring.files import Item, TextFile
-from vllm.scoring.images import RowImages
+from vllm.scoring.media import RowMedia, media_fields
 from vllm.scoring.report import PICTURE_FORMATS, RowReport
 from vllm.scoring.server import Server
 from vllm.version import __version__
@@ -41,7 +41,7 @@ class Task(ABC):
         server_kind: of the server at --url.
         output: file of the rows, or folder of its parts.
         made_from: what decides the rows beside texts and model; JSON values.
-        images: the rows' pictures; None: they have none.
+        media: the rows' pictures and videos; None: they have none.
         inputs, outputs: further files, with their flags; None: there is none.
     """
 
@@ -63,7 +63,7 @@ class Task(ABC):
         form = ".jsonl" if args.backend is None and not self.has_parts else ""
         self.output: Path = args.output or Path(f"{args.file.stem}.{self.suffix}{form}")
         self.made_from: dict[str, Any] = {}
-        self.images = RowImages.of(args.image_field, args.file, args.allowed_local_media_path)
+        self.media = RowMedia.of(media_fields(args), args.file, args.allowed_local_media_path)
         self.inputs: list[tuple[str, Path | None]] = [("FILE", args.file)]
         self.outputs: list[tuple[str, Path | None]] = []
 
@@ -76,21 +76,21 @@ class Task(ABC):
     def read_texts(self, args: argparse.Namespace, kinds: FieldKinds | None) -> tuple[TextFile, dict[str, Any]]:
         """The file of texts, and what decides the rows beside the model; `kinds` gets the fields. Reads the file once,
         so that a bad line, or one that cannot be asked, is an error before a model loads."""
-        texts = TextFile(args.file, args.text_field, args.limit, self.takes_ids, args.image_field)
+        texts = TextFile(args.file, args.text_field, args.limit, self.takes_ids, media_fields(args).values())
         digest, count = hashlib.sha256(), 0
         for item in texts:
             count += 1
             self.check(item)
             fields = item.fields
-            if self.images is not None:
-                self.images.check(self.input_name, item)
-                fields = self.images.shown(fields)
+            if self.media is not None:
+                self.media.check(self.input_name, item)
+                fields = self.media.shown(fields)
             if kinds is not None:
                 kinds.add({name: value for name, value in fields.items() if name not in self.dropped})
             digest.update(json.dumps([item.text, item.fields]).encode())
         self.check_all()
         decided = {"vllm": __version__, "num_texts": count, "texts_sha256": digest.hexdigest(), **self.made_from}
-        return texts, decided if self.images is None else {**decided, "image_field": self.images.field}
+        return texts, {**decided, **{f"{kind}_field": name for kind, name in media_fields(args).items()}}
 
     @abstractmethod
     def engine_scorer(self, llm: LLM) -> EngineScorer:

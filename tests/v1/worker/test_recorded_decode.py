@@ -11,7 +11,7 @@ from models_util import ARCHITECTURES, make_random_model, random_prompts
 
 from vllm import LLM, SamplingParams
 from vllm.v1.worker.gpu import model_runner
-from vllm.v1.worker.gpu.replay import recorded_decode, recorded_greedy
+from vllm.v1.worker.gpu.replay import deferred_steps, recorded_decode, recorded_greedy
 
 pytestmark = needs_kernels
 
@@ -64,6 +64,47 @@ def test_every_bit_is_that_of_the_modules(folder, fields):
     for num_prompts in (1, 5):
         assert_same(generate(llm, num_prompts), generate(make_llm(folder, enforce_eager=True, **fields), num_prompts))
     assert set(recordings(llm)) == {1, 2, 3, 4, 5}
+
+
+@pytest.mark.parametrize("fields", [{}, {"quantization": "int8"}], ids=["bf16", "int8"])
+def test_every_bit_of_deferred_steps_is_that_of_the_modules(folder, monkeypatch, fields):
+    """Prompts alone, in pieces beside decodes, with tokens in common, and read at all positions."""
+    monkeypatch.setattr(deferred_steps, "LEAST_TOKENS", 5)
+    fields = {**fields, "max_num_batched_tokens": 16}
+    llm, modules = make_llm(folder, **fields), make_llm(folder, enforce_eager=True, **fields)
+    assert_same(generate(llm, 5), generate(modules, 5))
+    start = random_prompts(199, (37,))[0]
+    prompts = [start, *([*start[:21], *range(5 + count)] for count in range(3))]
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    params = SamplingParams(max_tokens=1, prompt_logprobs=2, detokenize=False)
+    outputs = (each.generate(inputs, params, use_tqdm=False) for each in (llm, modules))
+    for ours, theirs in zip(*outputs, strict=True):
+        np.testing.assert_array_equal(ours.prompt_logprobs.logprobs, theirs.prompt_logprobs.logprobs)
+    assert large_steps(llm)._defers
+
+
+def large_steps(llm):
+    return llm.llm_engine.engine_core.executor.worker.model_runner.replay.large_steps
+
+
+def test_hooks_see_results_of_steps_that_would_be_deferred(folder, monkeypatch):
+    monkeypatch.setattr(deferred_steps, "LEAST_TOKENS", 5)
+    llm, seen = make_llm(folder), []
+    generate(llm, 3)
+    assert large_steps(llm)._defers
+    model = llm.llm_engine.model_executor.driver_worker.model_runner.model
+    model.model.layers[0].register_forward_hook(lambda module, given, out: seen.append(out[0].tolist()))
+    generate(llm, 4)
+    assert np.isfinite(seen[0]).all() and np.any(seen[0])
+
+
+def test_a_model_of_other_operations_is_not_deferred(folder, monkeypatch):
+    monkeypatch.setattr(deferred_steps, "LEAST_TOKENS", 5)
+    llm = make_llm(folder)
+    model = llm.llm_engine.model_executor.driver_worker.model_runner.model
+    monkeypatch.setattr(model, "forward", lambda *args, own=model.forward: own(*args) + 0)
+    assert_same(generate(llm, 2), generate(make_llm(folder, enforce_eager=True), 2))
+    assert large_steps(llm)._defers is False
 
 
 @pytest.mark.parametrize("layout", ["packed_f32", "packed_fp16"])

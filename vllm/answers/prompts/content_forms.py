@@ -103,15 +103,15 @@ def pictures_of_template(template: str, kind: str = "image") -> Mapping[str, str
 
 
 @lru_cache(maxsize=64)
-def words_of_picture(template: str) -> str | None:
-    """The text that a chat template writes for a picture in a user's message; None: it writes none."""
-    name = pictures_of_template(template).get("user")
+def words_of_medium(template: str, kind: str) -> str | None:
+    """The text that a chat template writes for a picture or a video in a user's message; None: it writes none."""
+    name = pictures_of_template(template, kind).get("user")
     if name is None:
         return None
     before, after = ({"type": "text", "text": word} for word in _WORDS)
     forms = forms_of_template(template)
     between = []
-    for parts in ([before, dict(PICTURE_PARTS["image"][name]), after], [before, after]):
+    for parts in ([before, dict(PICTURE_PARTS[kind][name]), after], [before, after]):
         text = probed(template, _conversation("user", parts, forms), None)
         start, end = (text.lower().find(word) for word in _WORDS)
         between.append(text[start + len(_WORDS[0]) : end])

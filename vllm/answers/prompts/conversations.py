@@ -8,13 +8,14 @@ from typing import Any
 from vllm.answers.prompts.picture_parts import SOURCE, is_picture, picture_part
 from vllm.answers.syntax.typed_values import loaded
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.inputs.images import KINDS, ReadMedia
 from vllm.utils.checks import check_encodable, wrong_type
 
 # Types of parts that are texts, and which key has the text.
 _TEXT_KEYS = {
     "text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking",
 }  # fmt: skip
-_NO_PICTURES = ""
+_TEXTS_ALONE = ReadMedia()
 
 
 def normal_messages(messages: Any) -> list[dict[str, Any]]:
@@ -27,14 +28,13 @@ def normal_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def named_conversations(
-    messages: Any, keeps_parts: bool = False, why_no_pictures: str | None = _NO_PICTURES, takes_videos: bool = False
+    messages: Any, keeps_parts: bool = False, media: ReadMedia = _TEXTS_ALONE
 ) -> list[tuple[str, list[dict[str, Any]]]]:
     """(name in errors, messages as templates take them) of one conversation, or of a list of them.
 
     Args:
-        keeps_parts: a content that came in parts is a list of text parts, and of pictures (`picture_part`).
-        why_no_pictures: parts may be texts alone, for this reason; None: they may be pictures, too.
-        takes_videos: where they may be pictures, they may be videos, too.
+        keeps_parts: a content that came in parts is a list of text parts, and of media (`picture_part`).
+        media: what parts may be beside texts.
 
     Raises:
         VLLMValidationError: a malformed message; its index is named.
@@ -54,7 +54,7 @@ def named_conversations(
         (
             name,
             [
-                _check_message(f"{name}[{index}]", message, keeps_parts, why_no_pictures, takes_videos)
+                _check_message(f"{name}[{index}]", message, keeps_parts, media)
                 for index, message in enumerate(conversation)
             ],
         )
@@ -92,9 +92,7 @@ def has_pictures(content: str | Sequence[Mapping[str, Any]]) -> bool:
     return not isinstance(content, str) and any(is_picture(part) for part in content)
 
 
-def _check_message(
-    name: str, message: Any, keeps_parts: bool, why_no_pictures: str | None, takes_videos: bool
-) -> dict[str, Any]:
+def _check_message(name: str, message: Any, keeps_parts: bool, media: ReadMedia) -> dict[str, Any]:
     """The message with the arguments of its tool calls as objects, and its content as parts or one text."""
     if not isinstance(message, Mapping):
         raise wrong_type(name, message, "a dict with role and content")
@@ -105,18 +103,18 @@ def _check_message(
     result = {key: value for key, value in message.items() if key != "tool_calls"}
     if tool_calls:
         result["tool_calls"] = tool_calls
-    content = _check_content(name, message, bool(tool_calls), why_no_pictures, takes_videos)
+    content = _check_content(name, message, bool(tool_calls), media)
     result["content"] = content if keeps_parts else content_text(content)
     return result
 
 
 def _check_content(
-    name: str, message: Mapping[str, Any], has_tool_calls: bool, why_no_pictures: str | None, takes_videos: bool
+    name: str, message: Mapping[str, Any], has_tool_calls: bool, media: ReadMedia
 ) -> str | list[dict[str, Any]]:
     """The content; without one the refusal, or nothing beside tool calls."""
     content = message.get("content")
     if content is not None:
-        return checked_content(f"{name}.content", content, why_no_pictures, takes_videos)
+        return checked_content(f"{name}.content", content, media)
     if message.get("refusal") is not None:
         return _check_text(f"{name}.refusal", message["refusal"])
     if has_tool_calls or any(isinstance(message.get(each), str) for each in ("reasoning", "reasoning_content")):
@@ -124,27 +122,26 @@ def _check_content(
     raise VLLMValidationError(f"{name} has no content", f"{name}.content")
 
 
-def checked_content(
-    name: str, content: Any, why_no_pictures: str | None, takes_videos: bool = False
-) -> str | list[dict[str, Any]]:
+def checked_content(name: str, content: Any, media: ReadMedia) -> str | list[dict[str, Any]]:
     """A content as `named_conversations` has it, with its parts; arguments and errors as there."""
     if isinstance(content, str):
         return _check_text(name, content)
     if not _is_list(content):
         raise wrong_type(name, content, "a string or a list of text parts")
-    return [_check_part(f"{name}[{index}]", part, why_no_pictures, takes_videos) for index, part in enumerate(content)]
+    return [checked_part(f"{name}[{index}]", part, media) for index, part in enumerate(content)]
 
 
-def _check_part(place: str, part: Any, why_no_pictures: str | None, takes_videos: bool) -> dict[str, Any]:
+def checked_part(place: str, part: Any, media: ReadMedia) -> dict[str, Any]:
+    """A part of `checked_content`; errors as there."""
     if isinstance(part, str):
         return {"type": "text", "text": _check_text(place, part)}
     if not isinstance(part, Mapping):
         raise wrong_type(place, part, "a text part")
     kind = part.get("type")
+    reason = f": {media.why_not}" if media.why_not else ""
     if is_picture(part):
-        if why_no_pictures is not None:
+        if not media.words:
             name = part[SOURCE].name
-            reason = f": {why_no_pictures}" if why_no_pictures else ""
             raise VLLMValidationError(f"{name} is a picture, and only texts can be read{reason}", name)
         return dict(part)
     key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
@@ -152,12 +149,10 @@ def _check_part(place: str, part: Any, why_no_pictures: str | None, takes_videos
         text = _check_text(f"{place}.{key}", part.get(key))
         # Some templates ask for keys of their own, such as languages.
         return {**{name: value for name, value in part.items() if name != key}, "type": "text", "text": text}
-    if why_no_pictures is None and (picture := picture_part(place, part, takes_videos)) is not None:
+    if (picture := picture_part(place, part, media.words)) is not None:
         return picture
-    known = f"only 'text' and pictures{' and videos' if takes_videos else ''} can be read"
-    if why_no_pictures is not None:
-        known = f"only 'text' can be read: {why_no_pictures}" if why_no_pictures else "only 'text' can be read"
-    raise VLLMValidationError(f"{place} is of type {shown(kind)}, and {known}", place, kind)
+    known = " and ".join(["'text'", *(KINDS[each] for each in media.words)])
+    raise VLLMValidationError(f"{place} is of type {shown(kind)}, and only {known} can be read{reason}", place, kind)
 
 
 def _check_text(name: str, text: Any) -> str:

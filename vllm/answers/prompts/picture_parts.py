@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError, shown
@@ -16,15 +16,18 @@ logger = init_logger(__name__)
 SOURCE = "source"
 """The key of a picture part's PictureSource."""
 
-# Types of parts that are pictures, and the keys that may hold one.
-_KINDS: dict[str, tuple[str, ...]] = {
-    "image_url": ("image_url",),
-    "input_image": ("image_url",),
-    "image": ("image", "image_url", "url", "base64", "source"),
-    "image_pil": ("image_pil",),
-    "image_embeds": ("image_embeds",),
+# Types of parts: the medium of each, and the keys that may hold it.
+_TYPES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "image_url": ("image", ("image_url",)),
+    "input_image": ("image", ("image_url",)),
+    "image": ("image", ("image", "image_url", "url", "base64", "source")),
+    "image_pil": ("image", ("image_pil",)),
+    "image_embeds": ("image", ("image_embeds",)),
+    "video_url": ("video", ("video_url",)),
+    "video": ("video", ("video", "video_url", "url")),
 }
-_VIDEO_KINDS: dict[str, tuple[str, ...]] = {"video_url": ("video_url",), "video": ("video", "video_url", "url")}
+# Upstream's clients may leave the type out.
+_TYPE_KEYS = ("image_url", "image_pil", "image_embeds", "image", "video_url")
 _OTHER_KEYS = {"type", "detail", "uuid", "cache_control", "prompt_cache_breakpoint"}
 _DETAILS = ("auto", "low", "high", "original")
 
@@ -36,29 +39,23 @@ def is_picture(part: Mapping[str, Any]) -> bool:
 
 def is_picture_kind(kind: Any) -> bool:
     """Whether parts of this type are pictures or videos."""
-    return isinstance(kind, str) and kind in _KINDS | _VIDEO_KINDS
+    return isinstance(kind, str) and kind in _TYPES
 
 
-def picture_part(name: str, part: Mapping[str, Any], takes_videos: bool = False) -> dict[str, Any] | None:
-    """A part as `is_picture` knows it; None: it is no picture.
+def picture_part(name: str, part: Mapping[str, Any], kinds: Container[str] = ("image",)) -> dict[str, Any] | None:
+    """A part as `is_picture` knows it; None: it is of none of the `kinds` of media.
 
     Args:
         name: the part, in errors.
-        takes_videos: whether it may be a video, too.
 
     Raises:
         VLLMValidationError: a picture that is malformed, or of a form that is not read.
     """
     kind = part.get("type")
     if kind is None:
-        # Upstream's clients may leave it out.
-        kind = next((each for each in ("image_url", "image_pil", "image_embeds", "image") if each in part), None)
-    if not isinstance(kind, str):
-        return None
-    medium, keys = "image", _KINDS.get(kind)
-    if keys is None and takes_videos:
-        medium, keys = "video", _VIDEO_KINDS.get(kind)
-    if keys is None:
+        kind = next((each for each in _TYPE_KEYS if each in part), None)
+    medium, keys = _TYPES.get(kind, ("", ())) if isinstance(kind, str) else ("", ())
+    if medium not in kinds:
         return None
     for key, value in part.items():
         if key not in (*keys, *_OTHER_KEYS) and not asks_for_nothing(value):

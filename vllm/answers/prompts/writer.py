@@ -14,6 +14,7 @@ from vllm.answers.prompts.content_forms import (
     formed,
     forms_of_template,
     pictures_of_template,
+    words_of_medium,
 )
 from vllm.answers.prompts.conversations import content_text, has_pictures
 from vllm.answers.prompts.histories import fitted
@@ -21,6 +22,7 @@ from vllm.answers.prompts.picture_parts import SOURCE, is_picture
 from vllm.answers.prompts.template_source import chosen_template, variables
 from vllm.answers.prompts.tool_prompts import ToolPrompt, shows_tools, with_told_tools
 from vllm.exceptions import VLLMValidationError, shown
+from vllm.inputs.images import ReadMedia
 from vllm.inputs.media import PictureSource
 from vllm.logger import init_logger, warn_once
 from vllm.tokenizers.tokenizer import Tokenizer
@@ -56,8 +58,7 @@ class ChatWriter:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         content_format: str = "auto",
         tool_prompt: ToolPrompt | None = None,
-        picture_text: str | None = None,
-        video_text: str | None = None,
+        media: ReadMedia | None = None,
         usual_template: str | None = None,
     ) -> None:
         _check_arguments(chat_template, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
@@ -73,7 +74,8 @@ class ChatWriter:
         self._tokenizer, self._template, self._format = tokenizer, template, content_format
         self._told = tool_prompt if tool_prompt is not None and not shows_tools(template) else None
         self.is_continued = continue_final_message
-        self._words = {"image": picture_text, "video": video_text}
+        self._media = media or ReadMedia()
+        self._own_template = tokenizer.chat_template
         self._options = {
             "chat_template": template,
             "add_generation_prompt": add_generation_prompt,
@@ -134,17 +136,12 @@ class ChatWriter:
     @cached_property
     def _pictures(self) -> Mapping[str, Mapping[str, str]]:
         """See `pictures_of_template`, by kind; empty: contents are to be texts."""
-        nothing: dict[str, Mapping[str, str]] = {kind: {} for kind in self._words}
         if self._format == "string":
-            return nothing
+            return {}
         try:
-            return {
-                kind: pictures_of_template(self._template, kind)
-                for kind, word in self._words.items()
-                if word or kind == "image"
-            }
+            return {kind: pictures_of_template(self._template, kind) for kind in self._media.words}
         except Exception:  # what cannot be compiled; rendering says why
-            return nothing
+            return {}
 
     def _writes(self, part: Mapping[str, Any], role: str) -> bool:
         """Whether the template writes a picture's part in a role's messages."""
@@ -155,11 +152,11 @@ class ChatWriter:
         message behind it, if need be, and without any help of the template as the model's word for one.
 
         Raises:
-            VLLMValidationError: some cannot be written, or texts have the word.
+            VLLMValidationError: texts have the word.
         """
         texts = [part["text"] for each in conversation for part in _parts(each["content"]) if not is_picture(part)]
-        for word in self._words.values():
-            if word and any(word in text for text in texts):
+        for word in self._media.words.values():
+            if any(word in text for text in texts):
                 message = f"a text beside pictures has {word!r}, which stands for one: leave it out"
                 raise VLLMValidationError(message, pictures[0].name.partition("[")[0])
         result: list[Message] = []
@@ -175,18 +172,38 @@ class ChatWriter:
                 if role == "tool" and all(self._writes(part, "user") for part in own):
                     moved += own
                     each = {**each, "content": content_text(content)}
-                elif all(self._words[part["type"]] for part in unwritten):
-                    parts = [
-                        {"type": "text", "text": self._words[part["type"]]} if part in unwritten else part
-                        for part in content
-                    ]
-                    each = {**each, "content": parts}
                 else:
-                    name = unwritten[0][SOURCE].name
-                    message = f"{name}: the chat template writes no pictures in messages of role {role!r}"
-                    raise VLLMValidationError(message, name)
+                    each = {**each, "content": self._with_words(content, unwritten, role)}
             result.append(each)
         return [*result, {"role": "user", "content": moved}] if moved else result
+
+    def _with_words(self, content: list[dict[str, Any]], unwritten: list[dict[str, Any]], role: str) -> Any:
+        """The content with texts for what the template does not write: in its place where the template reads parts, or
+        that is asked for; else before the others, as upstream has it."""
+        words = {id(part): {"type": "text", "text": self._words[part["type"]]} for part in unwritten}
+        if self._media.interleaved or len(unwritten) < sum(map(is_picture, content)) or self._reads_parts(role):
+            return [words.get(id(part), part) for part in content]
+        return [*words.values(), *(part for part in content if id(part) not in words)]
+
+    def _reads_parts(self, role: str) -> bool:
+        forms = {} if self._format == "string" else _forms(self._template)
+        return self._format == "openai" or forms.get(role, forms.get("user")) == "parts"
+
+    @cached_property
+    def _words(self) -> Mapping[str, str]:
+        """The texts for media that the template does not write: those of the template, where it is to read texts, or of
+        the model's; else the model's own words."""
+        found = dict(self._media.words)
+        for kind in found:
+            for template in (self._template, self._own_template):
+                try:
+                    own = words_of_medium(template, kind) if template else None
+                except Exception:  # what cannot be compiled; rendering says why
+                    own = None
+                if own:
+                    found[kind] = own
+                    break
+        return found
 
     def _ways(self) -> Iterator[Mapping[str, ContentForm]]:
         """The forms of roles' contents, to be tried one after the other."""

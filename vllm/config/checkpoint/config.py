@@ -147,17 +147,29 @@ def read_config(
     raw = _read_json(folder, "config.json") if parse is None else parse(folder, trust_remote_code, revision)
     if raw is None:
         raise ValueError(f"{folder.name} has no config.json, so it is not a Hugging Face model folder")
-    raw, overrides = text_part(raw), dict(overrides or {})
+    whole, raw, overrides = raw, text_part(raw), dict(overrides or {})
     if MARK in raw:
+        raw = text_part(_with_own(whole, overrides, raw))
         overrides |= overrides.pop("text_config", None) or {}
         of_words = {**raw, **overrides}.get("classifier_from_token")
-        if of_words and overrides.get("architectures") == [raw[MARK].removesuffix(_WHOLE) + _CLASSIFIER]:
-            # A classifier of words is the whole model, whose text decoder has an architecture of its own.
+        usual = [raw[MARK].removesuffix(_WHOLE) + _CLASSIFIER] if of_words else [raw[MARK]]
+        if overrides.get("architectures") == usual:
+            # The whole model's, or those of a classifier of its words: the text decoder has an architecture of its own.
             del overrides["architectures"]
     _apply_overrides(raw, overrides)
     _read_as_generating(raw)
     generation = _read_json(folder, "generation_config.json") or {}
     return raw, generation
+
+
+def _with_own(whole: dict[str, Any], overrides: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
+    """A whole model's entries with those of the overrides that its text decoder has not, and these lose; dicts, such as
+    vision_config, keep what is not overridden."""
+    own = {name: overrides.pop(name) for name in whole.keys() & overrides.keys() - text.keys() - {"text_config"}}
+    for name, value in own.items():
+        both = isinstance(value, dict) and isinstance(whole[name], dict)
+        own[name] = whole[name] | value if both else value
+    return whole | own
 
 
 def _read_as_generating(raw: dict[str, Any]) -> None:

@@ -99,6 +99,7 @@ _ARCHITECTURES = {
     "gemma3n_text": "Gemma3nForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
     "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
+    "granite4_vision_text": "GraniteForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
     "mistral": "MistralForCausalLM",
     "ministral3": "Ministral3ForCausalLM",

@@ -55,16 +55,17 @@ class PictureLoader:
         self._film_frames = film_frames or FilmFrames()
         self._fetches = asyncio.Semaphore(_MAX_FETCHES)
 
-    async def load(self, sources: Sequence[PictureSource], most: int | None = None) -> LoadedPictures:
+    async def load(self, sources: Sequence[PictureSource], of_a_prompt: bool = True) -> LoadedPictures:
         """The pictures; all are given up when one fails.
 
         Args:
-            most: how many they may be; None: as many as a prompt's.
+            of_a_prompt: they may be as many as a prompt's; else any number.
 
         Raises:
             VLLMValidationError: one may not or cannot be read; it names the request's field.
         """
-        self._check_count(sources, self._most if most is None else most)
+        if of_a_prompt:
+            self.check_count(sources)
         held = _Held(_IN_PROGRESS)
         tasks = [asyncio.ensure_future(self._load(each, held)) for each in sources]
         try:
@@ -78,7 +79,7 @@ class PictureLoader:
 
     def load_now(self, sources: Sequence[PictureSource]) -> LoadedPictures:
         """`load` for callers without an event loop, or in one that may wait."""
-        self._check_count(sources, self._most)
+        self.check_count(sources)
         if any(each.scheme in ("http", "https") for each in sources):
             # Another event loop needs another loader.
             other = PictureLoader(self._access, self._most, self._most_videos, self._film_frames)
@@ -88,12 +89,12 @@ class PictureLoader:
         images = tuple(self._made(each, held) for each in sources)
         return LoadedPictures(images, _uuids(sources), kinds=tuple(each.kind for each in sources))
 
-    def _check_count(self, sources: Sequence[PictureSource], most: int) -> None:
-        """Before any of them is fetched or decoded."""
-        for kind, limit in (("image", most), ("video", self._most_videos)):
+    def check_count(self, sources: Sequence[PictureSource], name: str | None = None) -> None:
+        """VLLMValidationError: they are more than a prompt's; it names `name`, or else the request's field."""
+        for kind, limit in (("image", self._most), ("video", self._most_videos)):
             count = sum(each.kind == kind for each in sources)
             if count > limit:
-                field = sources[0].name.partition("[")[0]
+                field = name or sources[0].name.partition("[")[0]
                 message = f"{field}: there are {count} {KINDS[kind]}; limit_mm_per_prompt allows {limit}"
                 raise VLLMValidationError(message, field, count)
 

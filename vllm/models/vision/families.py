@@ -43,7 +43,8 @@ _USUAL = frozenset(
         "self input_ids attention_mask position_ids cache past_key_values inputs_embeds mm_encoder_outputs labels "
         "use_cache vision_feature_select_strategy image_hidden_states kwargs pixel_values_videos video_grid_thw "
         "image_sizes_videos vision_aspect_ratio batch_num_images cache_position logits_to_keep output_attentions "
-        "output_hidden_states return_dict rope_deltas second_per_grid_ts lm_kwargs"
+        "output_hidden_states return_dict rope_deltas second_per_grid_ts lm_kwargs target_sizes_videos "
+        "video_compression_mask video_merge_sizes"
     ).split()
 )
 
@@ -64,7 +65,7 @@ _WITH_VIDEOS = frozenset(
     ).split()
 )
 # Models whose forward pass takes more, which is done here or is of other media: the tests compare them.
-_COMPARED = frozenset({"gemma3n", "gemma4", "gemma4_unified", "ovis2"})
+_COMPARED = frozenset({"gemma3n", "granite4_vision", "gemma4", "gemma4_unified", "ovis2"})
 
 
 @dataclass(frozen=True)
@@ -143,14 +144,17 @@ class PictureFamily:
 
     @property
     def parts_of_a_row(self) -> int:
-        """How many embeddings a row of the tower is: its token's, and those that are added after the first layers."""
-        return 1 + self.num_added_to
+        """How many embeddings a row of the tower is: its token's, and those that are added before some layers."""
+        return 1 + len(self.added_before)
 
     @property
-    def num_added_to(self) -> int:
-        """After how many layers, the first ones, something of a row is added."""
+    def added_before(self) -> tuple[int, ...]:
+        """The layers before which something of a row is added."""
+        if self.config.model_type == "granite4_vision":
+            spatial = self.config.spatial_target_layers
+            return tuple(sorted({*spatial, *(layer for _, layer in self.config.deepstack_layer_map)}))
         tower = getattr(self.config, "vision_config", None)
-        return len(getattr(tower, "deepstack_visual_indexes", None) or ())
+        return tuple(range(1, 1 + len(getattr(tower, "deepstack_visual_indexes", None) or ())))
 
 
 def whole_blocks(raw: Mapping[str, Any]) -> Whole | None:

@@ -51,7 +51,7 @@ class _Linear(Packed, nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if self.packed is None:
             return super().forward(x)
-        return packed_linear(x.reshape(-1, x.shape[-1]), self.packed).view(*x.shape[:-1], -1)
+        return packed_linear(x.reshape(-1, x.shape[-1]).contiguous(), self.packed).view(*x.shape[:-1], -1)
 
 
 class _Patches:

@@ -13,7 +13,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,6 +44,7 @@ class Processed(NamedTuple):
         rows: int64 [N], those of `ids` that stand for rows.
         values: the tower's arguments.
         kind: "image" or "video".
+        is_numbered: whether its number in the prompt is written before it.
     """
 
     digest: str
@@ -53,6 +53,7 @@ class Processed(NamedTuple):
     rows: np.ndarray
     values: dict[str, Tensor]
     kind: str = "image"
+    is_numbered: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -190,12 +191,12 @@ class PictureProcessor(_KeptPictures):
         self._dtype = model_config.dtype
         # Some have a word of their own for a picture, beside the one for a row.
         self._placeholder: str = getattr(self._processor, "image_placeholder_token", self._processor.image_token)
-        # The words that stand for items in a prompt, by kind.
-        self._words: dict[str, str] = {"image": self._placeholder}
+        self.words: dict[str, str] = {"image": self._placeholder}
+        """The words that stand for a picture in a prompt and, where videos are read, for one of these, by kind."""
         if self.family.reads_videos:
-            self._words["video"] = self._processor.video_token
+            self.words["video"] = self._processor.video_token
         self._word_ids: dict[int, str] = {}
-        for kind, word in self._words.items():
+        for kind, word in self.words.items():
             word_ids = hf_tokenizer.encode(word, add_special_tokens=False)
             if len(word_ids) == 1:  # a video's may be a text like any other, which ids cannot tell
                 self._word_ids[word_ids[0]] = kind
@@ -222,16 +223,6 @@ class PictureProcessor(_KeptPictures):
         shapes = {name: tuple(_as_tensor(data[name]).shape) for name in self._of_positions & data.keys()}
         return dict.fromkeys(data, ()) | shapes, text if text == of_other else None
 
-    @property
-    def placeholder(self) -> str:
-        """The word that stands for a picture in a prompt's text."""
-        return self._placeholder
-
-    @property
-    def video_placeholder(self) -> str | None:
-        """The word that stands for a video in a prompt's text; None: there are no videos."""
-        return self._words.get("video")
-
     def _processed(self, image: Any, digest: str, options: dict[str, Any], known_as: str) -> Processed:
         try:
             data, text = self._data_of(image, options, known_as)
@@ -247,7 +238,21 @@ class PictureProcessor(_KeptPictures):
         if self.family.marker_ids:
             order = {token: index for index, token in enumerate(self.family.row_ids)}
             values[ROW_KINDS] = torch.tensor([order[ids[row]] for row in rows.tolist()])
-        return Processed(digest, text, ids, rows, values)
+        return Processed(digest, text, ids, rows, values, is_numbered=self._numbers(self._merged(options, known_as)))
+
+    def _numbers(self, merged: Mapping[str, Any]) -> bool:
+        """Whether the processor writes their numbers before a prompt's pictures."""
+        asked = merged["images_kwargs"].get("use_image_id", merged.get("use_image_id"))
+        usual = getattr(self._processor, "default_use_image_id", False)
+        return hasattr(self._processor, "_prepend_local_ids") and bool(usual if asked is None else asked)
+
+    def _number_before(self, picture: Processed, number: int) -> str:
+        """The text before a picture or a video of a prompt, the one with this number of its kind."""
+        if not picture.is_numbered:
+            return ""
+        word = self.words[picture.kind]
+        texts: list[str] = self._processor._prepend_local_ids([word * (number + 1)], [""] * (number + 1), word)
+        return texts[number]
 
     def _data_of(self, image: Any, options: dict[str, Any], known_as: str) -> tuple[Mapping[str, Any], str]:
         """transformers' values of a picture, and what stands for it in a prompt."""
@@ -387,13 +392,15 @@ class PictureProcessor(_KeptPictures):
             VLLMValidationError: it has another number of placeholders than pictures, or videos.
         """
         text = self._laid_out(text, _count(pictures, "image"))
-        self._check_counts({kind: text.count(word) for kind, word in self._words.items()}, pictures)
-        kinds = {word: kind for kind, word in self._words.items()}
+        self._check_counts({kind: text.count(word) for kind, word in self.words.items()}, pictures)
+        kinds = {word: kind for kind, word in self.words.items()}
         left, order = _queues(pictures), list[Processed]()
 
         def put(found: re.Match[str]) -> str:
-            order.append(next(left[kinds[found.group()]]))
-            return order[-1].text
+            picture = next(left[kinds[found.group()]])
+            before = self._number_before(picture, _count(order, picture.kind))
+            order.append(picture)
+            return before + picture.text
 
         return re.sub("|".join(map(re.escape, kinds)), put, text), order
 
@@ -410,7 +417,7 @@ class PictureProcessor(_KeptPictures):
 
     def expand_ids(self, ids: Sequence[int], pictures: Sequence[Processed]) -> tuple[list[int], list[Processed]]:
         """As `expand_text`. A prompt that is expanded already is left alone."""
-        counts = dict.fromkeys(self._words, 0) | {kind: ids.count(token) for token, kind in self._word_ids.items()}
+        counts = dict.fromkeys(self.words, 0) | {kind: ids.count(token) for token, kind in self._word_ids.items()}
         is_short = all(count == _count(pictures, kind) for kind, count in counts.items())
         # The text that stands for a picture may have the word for one in it.
         is_short = is_short and not self._word_ids.keys().isdisjoint(self.family.all_row_ids)
@@ -426,8 +433,12 @@ class PictureProcessor(_KeptPictures):
             if kind is None:
                 result.append(token)
                 continue
-            order.append(next(left[kind]))
-            result += order[-1].ids
+            picture = next(left[kind])
+            if before := self._number_before(picture, _count(order, kind)):
+                with self._lock:
+                    result += self._tokenizer.encode(before, add_special_tokens=False)
+            order.append(picture)
+            result += picture.ids
             if kind == "image":
                 num_images -= 1
                 result += [] if num_images else after_last
@@ -471,7 +482,7 @@ class PictureProcessor(_KeptPictures):
             if count != wanted:
                 message = (
                     f"{DATA} has {wanted} {KINDS[kind]}, and the prompt says where to put {count}: it must have "
-                    f"{self._words[kind]} for each"
+                    f"{self.words[kind]} for each"
                 )
                 raise VLLMValidationError(message, DATA, wanted)
 
@@ -503,13 +514,20 @@ class PictureProcessor(_KeptPictures):
         for name in self._of_positions:
             if own := [each.values[name] for each in pictures if name in each.values]:
                 together[name] = torch.cat(own)
-        holder = SimpleNamespace(config=self.family.config)
-        if hasattr(self.family.base, "get_vision_position_ids"):
-            holder.get_vision_position_ids = self.family.base.get_vision_position_ids.__get__(holder)
         tokens = torch.tensor([list(ids)])
-        positions, _ = self.family.base.get_rope_index(holder, tokens, mm_token_type_ids=kinds, **together)
+        positions, _ = _WithoutWeights(self.family).get_rope_index(tokens, mm_token_type_ids=kinds, **together)
         found: np.ndarray = positions[:, 0].long().numpy()
         return found
+
+
+class _WithoutWeights:
+    """transformers' model with its configuration and methods alone."""
+
+    def __init__(self, family: PictureFamily) -> None:
+        self.config, self._base = family.config, family.base
+
+    def __getattr__(self, name: str) -> Any:
+        return inspect.getattr_static(self._base, name).__get__(self, type(self))
 
 
 def _count(pictures: Sequence[Processed], kind: str) -> int:
@@ -523,7 +541,6 @@ def _queues(pictures: Sequence[Processed]) -> dict[str, Iterator[Processed]]:
 class LonePictureProcessor(_KeptPictures):
     """Processes pictures that are whole prompts, for models that make one vector of a text or a picture."""
 
-    video_placeholder: str | None = None
     chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     """A conversation's texts, for models whose tokenizers have no template, as these haven't."""
 
@@ -533,7 +550,8 @@ class LonePictureProcessor(_KeptPictures):
         self._name = model_config.architecture
         self._images = _image_processor(Path(model_config.path))
         self._special_ids = list(hf_tokenizer.all_special_ids)
-        self.placeholder: str = hf_tokenizer.all_special_tokens[-1]
+        self._placeholder: str = hf_tokenizer.all_special_tokens[-1]
+        self.words = {"image": self._placeholder}
         """The word that stands for a picture in a conversation's text."""
 
     def _given_rows(self, given: Mapping[str, Any]) -> GivenRows:
@@ -546,7 +564,7 @@ class LonePictureProcessor(_KeptPictures):
             field = OPTIONS if options else DATA
             raise VLLMValidationError(f"{field}: the picture cannot be processed: {error}", field) from error
         values = {name: _as_tensor(value) for name, value in data.items()}
-        return Processed(digest, self.placeholder, self._special_ids[-1:], np.zeros(1, np.int64), values)
+        return Processed(digest, self._placeholder, self._special_ids[-1:], np.zeros(1, np.int64), values)
 
     def expand_text(self, text: str, pictures: list[Processed]) -> tuple[str, list[Processed]]:
         """The prompt of a picture, whose tokens nothing is made of.
@@ -554,8 +572,8 @@ class LonePictureProcessor(_KeptPictures):
         Raises:
             VLLMValidationError: there is a text beside it, or another picture.
         """
-        self._check(not text.strip() or text.strip() == self.placeholder, pictures)
-        return self.placeholder, pictures
+        self._check(not text.strip() or text.strip() == self._placeholder, pictures)
+        return self._placeholder, pictures
 
     def expand_ids(self, ids: Sequence[int], pictures: list[Processed]) -> tuple[list[int], list[Processed]]:
         """As `expand_text`."""
@@ -655,7 +673,10 @@ def _make_processor(family: PictureFamily, folder: Path, tokenizer: Any) -> Any:
     known = inspect.signature(found.__init__).parameters
     options = {key: value for key, value in own.items() if key in known and key not in parts}
     try:
-        return Pictures(**parts, **options)
+        try:
+            return Pictures(**parts, **options)
+        except AttributeError:  # some ask the video's part what the picture's says, too
+            return Pictures(**parts | {"video_processor": images}, **options)
     except Exception as error:
         raise ValueError(
             f"{folder.name}: transformers' {name} cannot be built: {error}; pass language_model_only=True"

@@ -151,10 +151,15 @@ class Tower(nn.Module):
         features = self.whole.get_video_features if is_video else self.whole.get_image_features
         found = features(**given, return_dict=True)
         pooled = found.pooler_output
-        if pooled is None:
+        if pooled is None and hasattr(self.whole, "multi_modal_projector"):
             # Llama 4's projector is no part of what this returns.
             pooled = self.whole.multi_modal_projector(found.last_hidden_state)
-        parts = [pooled, *(getattr(found, "deepstack_features", None) or ())]
+        further: Any = getattr(found, "deepstack_features", None) or ()
+        if pooled is None:
+            # Granite 4's tokens begin as zeros, and parts say before which layer they are added.
+            further = [each for _, each in sorted(dict(further).items())]
+            pooled = torch.zeros_like(_rows(further[0]))
+        parts = [pooled, *further]
         rows = torch.cat([_rows(part).to(dtype) for part in parts], dim=1)
         if ROW_KINDS not in values:
             return rows

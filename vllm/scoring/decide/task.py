@@ -13,7 +13,7 @@ from vllm.scoring.decide.gold import Gold, gold_columns
 from vllm.scoring.decide.records import ANSWERS, QuestionSet, decision_results, served_results
 from vllm.scoring.decide.report import DecisionReport, Measures
 from vllm.scoring.files import Item
-from vllm.scoring.images import RowImages
+from vllm.scoring.media import RowMedia
 from vllm.scoring.scorers import EngineScorer, Results, ServerScorer, failed
 from vllm.scoring.server import Server
 from vllm.scoring.task import Task
@@ -75,12 +75,12 @@ class DecideTask(Task):
                 raise CliError(f"--gold: {count} rows have a known answer to {name!r}; at least {least} must have one")
 
     def engine_scorer(self, llm: LLM) -> EngineDecider:
-        return EngineDecider(llm, self._asked, self._params, self.images)
+        return EngineDecider(llm, self._asked, self._params, self.media)
 
     def server_scorer(self, server: Server) -> ServerDecider:
         options = {name: self.made_from[name] for name in (*_OPTIONS, "calibration")}
         given = {name: own for name, own in options.items() if own is not None}
-        return ServerDecider(server, self._asked, given, self.images)
+        return ServerDecider(server, self._asked, given, self.media)
 
     def schema(self, scorer: Any) -> pa.Schema:
         return self._asked.schema()
@@ -92,8 +92,8 @@ class DecideTask(Task):
 class EngineDecider(EngineScorer):
     taken = (ANSWERS,)
 
-    def __init__(self, llm: LLM, asked: QuestionSet, params: DecisionParams, images: RowImages | None = None) -> None:
-        super().__init__(llm, images)
+    def __init__(self, llm: LLM, asked: QuestionSet, params: DecisionParams, media: RowMedia | None = None) -> None:
+        super().__init__(llm, media)
         self._asked, self._params = asked, params
         try:
             # A question that no text could be asked is an error of the whole run.
@@ -115,32 +115,31 @@ class EngineDecider(EngineScorer):
         ]
 
     def _plan(self, item: Item) -> DecisionPlan:
-        return self._llm.decision_plan(_input(item, self.images), self._asked.questions, self._params)
+        return self._llm.decision_plan(_input(item, self.media), self._asked.questions, self._params)
 
 
 class ServerDecider(ServerScorer):
     taken = (ANSWERS,)
 
     def __init__(
-        self, server: Server, asked: QuestionSet, fields: dict[str, Any], images: RowImages | None = None
+        self, server: Server, asked: QuestionSet, fields: dict[str, Any], media: RowMedia | None = None
     ) -> None:
         """`fields`: further ones of each request."""
-        super().__init__(server, images)
+        super().__init__(server, media)
         self._asked, self._fields = asked, {**fields, "questions": asked.given, "diagnostics": True}
         # Ask of a probe first: a later refusal is then due to its text.
         server.wait(self.result(Item(0, _PROBE, {})))
 
     async def result(self, item: Item) -> Results:
-        body = {"input": _input(item, self.images), **self._fields}
+        body = {"input": _input(item, self.media), **self._fields}
         return served_results(self._asked, await self._server.post(_PATH, body))
 
 
-def _input(item: Item, images: RowImages | None) -> Any:
-    """The input that a row asks about: its text, or a message of its pictures and its text."""
-    parts = [] if images is None else images.parts(item)
+def _input(item: Item, media: RowMedia | None) -> Any:
+    """The input that a row asks about: its text, or a message of its media and its text."""
+    parts = [] if media is None else media.parts(item)
     if not parts:
         return item.text
-    content = [{"type": "input_image", "image_url": part["image_url"]["url"]} for part in parts]
     if item.text:
-        content.append({"type": "input_text", "text": item.text})
-    return [{"role": "user", "content": content}]
+        parts.append({"type": "input_text", "text": item.text})
+    return [{"role": "user", "content": parts}]

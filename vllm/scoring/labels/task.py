@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vllm.answers.prompts.marked_media import MarkedMedia
 from vllm.exceptions import CliError, VLLMValidationError
 from vllm.outputs import LabelScores
-from vllm.pooling.pictures import PairPictures
 from vllm.scoring.files import Item, read_text
-from vllm.scoring.images import RowImages
 from vllm.scoring.labels.records import Labels, label_results
 from vllm.scoring.labels.report import LabelReport
 from vllm.scoring.labels.templates import Template
+from vllm.scoring.media import RowMedia, media_fields
 from vllm.scoring.scorers import EngineScorer, Results, ServerScorer
 from vllm.scoring.server import Server
 from vllm.scoring.task import Task
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _PATH = "/generative_scoring"
 _PROBE = "a"
 # It stands for a row's pictures; the characters are nobody's.
-_PLACE = "\ue002\ue003"
+_PLACE = "\ue002{}\ue003"
 
 
 class LabelTask(Task):
@@ -57,20 +58,21 @@ class LabelTask(Task):
         elif args.template_file is not None:
             # A line break at the end of the file is not part of the prompt.
             self.template = Template(read_text(args.template_file).removesuffix("\n").removesuffix("\r"))
-        if self.template is not None and self.template.count(args.image_field) > 1:
-            raise CliError(f"template: {{{args.image_field}}} is there twice, and pictures are shown once")
+        for name in media_fields(args).values():
+            if self.template is not None and self.template.count(name) > 1:
+                raise CliError(f"template: {{{name}}} is there twice, and pictures are shown once")
         source = self.template and self.template.source
         self.made_from = {"labels": args.labels, "label_ids": args.label_ids, "template": source}
 
     def check(self, item: Item) -> None:
         if self.template is not None:
-            self.template.render(self.input_name, item if self.images is None else _placed(item, self.images))
+            self.template.render(self.input_name, item if self.media is None else _placed(item, self.media))
 
     def engine_scorer(self, llm: LLM) -> EngineLabelScorer:
-        return EngineLabelScorer(llm, self.template, self.given, self.input_name, self.images)
+        return EngineLabelScorer(llm, self.template, self.given, self.input_name, self.media)
 
     def server_scorer(self, server: Server) -> ServerLabelScorer:
-        return ServerLabelScorer(server, self.template, self.given, self.input_name, self.images)
+        return ServerLabelScorer(server, self.template, self.given, self.input_name, self.media)
 
     def schema(self, scorer: EngineLabelScorer) -> pa.Schema:
         return scorer.labels.schema()
@@ -88,9 +90,9 @@ class EngineLabelScorer(EngineScorer):
         template: Template | None,
         given: Sequence[str] | Sequence[int],
         input_name: str,
-        images: RowImages | None = None,
+        media: RowMedia | None = None,
     ) -> None:
-        super().__init__(llm, images)
+        super().__init__(llm, media)
         if self._tokenizer is None:
             raise CliError("--skip-tokenizer-init: texts cannot be scored without a tokenizer")
         self.labels = Labels.resolve(given, self._tokenizer, self._config.vocab_size)
@@ -106,8 +108,8 @@ class EngineLabelScorer(EngineScorer):
     def results(self, batch: Sequence[Item], use_tqdm: bool | Callable[..., Any]) -> Iterable[Results]:
         """A prompt of no or too many tokens has an error."""
         assert self._tokenizer is not None
-        if self.images is not None:
-            return self._with_images(batch, self.images, use_tqdm)
+        if self.media is not None:
+            return self._with_media(batch, self.media, use_tqdm)
         prompts = self._tokenizer.encode_batch([self._render(item) for item in batch])
         faults = [_length_fault(len(ids), self._config.max_model_len, self.labels) for ids in prompts]
         usable = [ids for ids, fault in zip(prompts, faults, strict=True) if not fault]
@@ -115,13 +117,11 @@ class EngineLabelScorer(EngineScorer):
         pairs = zip(prompts, faults, strict=True)
         return [label_results(len(ids), fault or next(scores), self.labels) for ids, fault in pairs]
 
-    def _with_images(
-        self, batch: Sequence[Item], images: RowImages, use_tqdm: bool | Callable[..., Any]
-    ) -> list[Results]:
+    def _with_media(self, batch: Sequence[Item], media: RowMedia, use_tqdm: bool | Callable[..., Any]) -> list[Results]:
         found: list[ProcessedPrompt | str] = []
         for item in batch:
             try:
-                found.append(self._pictured(item, images))
+                found.append(self._shown(item, media))
             except VLLMValidationError as error:
                 found.append(str(error.args[0]))
         usable = [each for each in found if not isinstance(each, str)]
@@ -132,12 +132,12 @@ class EngineLabelScorer(EngineScorer):
             results.append(label_results(num_tokens, each if isinstance(each, str) else next(scores), self.labels))
         return results
 
-    def _pictured(self, item: Item, images: RowImages) -> ProcessedPrompt:
+    def _shown(self, item: Item, media: RowMedia) -> ProcessedPrompt:
         """VLLMValidationError: a picture cannot be read, or the prompt is too long."""
-        pictures = PairPictures(self._llm.llm_engine.input_processor)
-        text = pictures.text_of("the prompt", _content(self._template, self._name, item, images))
+        pictures = MarkedMedia(self._llm.llm_engine.input_processor)
+        text = pictures.text_of("the prompt", _content(self._template, self._name, item, media))
         pictures.load_now()
-        prompt = pictures.prompt("the prompt", text, None, pictures.words())
+        prompt = pictures.prompt("the prompt", text)
         if fault := _length_fault(len(prompt.token_ids), self._config.max_model_len, self.labels):
             raise VLLMValidationError(fault, "text")
         return prompt
@@ -152,9 +152,9 @@ class ServerLabelScorer(ServerScorer):
         template: Template | None,
         given: Sequence[str] | Sequence[int],
         input_name: str,
-        images: RowImages | None = None,
+        media: RowMedia | None = None,
     ) -> None:
-        super().__init__(server, images)
+        super().__init__(server, media)
         self._fields = {("labels" if isinstance(given[0], str) else "label_token_ids"): list(given)}
         # One answer shows whether the labels can be scored, and how they are tokenised.
         entries = _item(server.wait(self._post(_PROBE)), len(given))["labels"]
@@ -165,8 +165,8 @@ class ServerLabelScorer(ServerScorer):
 
     async def result(self, item: Item) -> Results:
         prompt: Any = self._render(item)
-        if self.images is not None:
-            prompt = {"content": _content(self._template, self._name, item, self.images)}
+        if self.media is not None:
+            prompt = {"content": _content(self._template, self._name, item, self.media)}
         scored = _item(await self._post(prompt), len(self.labels.names))
         return label_results(scored["num_prompt_tokens"], _scores(scored, self.labels), self.labels)
 
@@ -174,7 +174,7 @@ class ServerLabelScorer(ServerScorer):
         """The row of an error of this text alone: too long, empty, or one whose logits are not finite."""
         if error.status not in (413, 500) and (error.status, error.param) != (400, "items"):
             raise error
-        num_tokens = await self._count(self._render(item)) if self.images is None else None
+        num_tokens = await self._count(self._render(item)) if self.media is None else None
         fault = _length_fault(num_tokens, self._server.max_model_len, self.labels) if num_tokens is not None else ""
         return label_results(num_tokens, fault or error.message, self.labels)
 
@@ -189,18 +189,23 @@ class ServerLabelScorer(ServerScorer):
         return count
 
 
-def _content(template: Template, name: str, item: Item, images: RowImages) -> list[dict[str, Any]]:
-    """The parts of a row's prompt: its pictures are where the template has their field, or else before the prompt."""
-    text = template.render(name, _placed(item, images))
-    if images.field not in template.fields():
-        text = _PLACE + text
-    before, _, after = text.partition(_PLACE)
-    first, last = ([{"type": "text", "text": each}] if each else [] for each in (before, after))
-    return [*first, *images.parts(item), *last]
+def _content(template: Template, name: str, item: Item, media: RowMedia) -> list[dict[str, Any]]:
+    """The parts of a row's prompt: its pictures and videos are where the template has their field, or else before the
+    prompt."""
+    text = template.render(name, _placed(item, media))
+    places = {_PLACE.format(kind): kind for kind, field in media.fields.items() if field in template.fields()}
+    parts = [part for kind in media.fields if kind not in places.values() for part in media.parts(item, kind)]
+    for piece in re.split(f"({'|'.join(places)})", text) if places else [text]:
+        if piece in places:
+            parts += media.parts(item, places[piece])
+        elif piece:
+            parts.append({"type": "text", "text": piece})
+    return parts
 
 
-def _placed(item: Item, images: RowImages) -> Item:
-    return replace(item, fields={**item.fields, images.field: _PLACE})
+def _placed(item: Item, media: RowMedia) -> Item:
+    places = {field: _PLACE.format(kind) for kind, field in media.fields.items()}
+    return replace(item, fields={**item.fields, **places})
 
 
 def _length_fault(num_tokens: int, max_model_len: int, labels: Labels) -> str:

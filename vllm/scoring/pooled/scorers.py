@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vllm.answers.prompts.marked_media import MarkedMedia
 from vllm.config.checkpoint.sentence_transformers import default_prompt, named_prompts, with_prompt
 from vllm.exceptions import CliError, VLLMValidationError
 from vllm.pooling.pairs import check_score_args, score_type
-from vllm.pooling.pictures import PairPictures
 from vllm.pooling.score_templates import ScoreTemplate, default_template, pairs_of
 from vllm.pooling_params import PoolingParams
 from vllm.scoring.files import Item
-from vllm.scoring.images import RowImages, as_document, as_message
 from vllm.scoring.labels.records import finite
+from vllm.scoring.media import RowMedia, as_document, as_message
 from vllm.scoring.scorers import EngineScorer, Results, ServerScorer, failed
 from vllm.scoring.server import Server
 from vllm.tokenizers.truncation import truncate_text
@@ -82,8 +82,8 @@ class RerankOptions:
 class Embedder(EngineScorer):
     taken = (EMBEDDING,)
 
-    def __init__(self, llm: LLM, options: EmbedOptions, images: RowImages | None = None) -> None:
-        super().__init__(llm, images)
+    def __init__(self, llm: LLM, options: EmbedOptions, media: RowMedia | None = None) -> None:
+        super().__init__(llm, media)
         config = self._config
         if "embed" not in config.pooling_tasks:
             raise CliError(f"{self.model_name} does not embed (a model that generates does with --convert embed)")
@@ -113,8 +113,8 @@ class Embedder(EngineScorer):
             with_prompt(item.text, self._default) if self._prompt is None else self._prompt + item.text
             for item in batch
         ]
-        if self.images is not None:
-            yield from self._with_images(batch, texts, use_tqdm)
+        if self.media is not None:
+            yield from self._with_media(batch, texts, use_tqdm)
             return
         prompts = self._tokenizer.encode_batch(texts)
         if self._limit is not None:
@@ -128,16 +128,16 @@ class Embedder(EngineScorer):
             else:
                 yield failed(f"the text has {len(ids)} tokens; it must have from 1 to {self._longest}", len(ids))
 
-    def _with_images(
+    def _with_media(
         self, batch: Sequence[Item], texts: Sequence[str], use_tqdm: bool | Callable[..., Any]
     ) -> Iterator[Results]:
         """Rows are messages of a conversation, as over HTTP."""
-        assert self.images is not None
+        assert self.media is not None
         faults, prompts, limit = [], list[Any](), self._longest if self._limit is None else self._limit
         processor = self._llm.llm_engine.input_processor
         for item, text in zip(batch, texts, strict=True):
             try:
-                messages = as_message(self.images, item, text)
+                messages = as_message(self.media, item, text)
                 (prompt,) = self._llm.preprocess_chat([messages], add_generation_prompt=False)
                 (made,) = processor.process_prompts([prompt], [self._params])  # type: ignore[list-item]
                 if len(made.token_ids) > limit:
@@ -159,8 +159,8 @@ class Embedder(EngineScorer):
 class Reranker(EngineScorer):
     taken = (SCORE,)
 
-    def __init__(self, llm: LLM, options: RerankOptions, input_name: str, images: RowImages | None = None) -> None:
-        super().__init__(llm, images)
+    def __init__(self, llm: LLM, options: RerankOptions, input_name: str, media: RowMedia | None = None) -> None:
+        super().__init__(llm, media)
         if self._config.runner_type == "pooling" and score_type(self._config) is None:
             raise CliError(f"{self.model_name} does not score pairs of texts, for which it would need one label")
         try:
@@ -184,10 +184,10 @@ class Reranker(EngineScorer):
         """Where a pair is at fault, halves are scored apart until it is alone."""
         options = self._options
         try:
-            documents = [as_document(self.images, item) for item in items]
+            documents = [as_document(self.media, item) for item in items]
             if not all(documents):
                 raise VLLMValidationError("the document is empty", "data_2", "")
-            pictures = PairPictures(self._llm.llm_engine.input_processor)
+            pictures = MarkedMedia(self._llm.llm_engine.input_processor)
             shown = pairs_of([query for query, _ in pairs], documents, ("data_1", "data_2"), pictures)
             pictures.load_now()
             outputs = self._llm.score_pairs(
@@ -217,9 +217,9 @@ class _ServerPooler(ServerScorer):
     kind: str
     path: str
 
-    def __init__(self, server: Server, given: dict[str, Any], probe: Item, images: RowImages | None = None) -> None:
+    def __init__(self, server: Server, given: dict[str, Any], probe: Item, media: RowMedia | None = None) -> None:
         """`given`: fields of each request; None: left out."""
-        super().__init__(server, images)
+        super().__init__(server, media)
         self.taken = (self.kind,)
         self._given = {name: value for name, value in given.items() if value is not None}
         # Ask of a probe first: a later refusal is then due to its text.
@@ -244,7 +244,7 @@ class _ServerPooler(ServerScorer):
 class ServerEmbedder(_ServerPooler):
     kind, path = EMBEDDING, "/v1/embeddings"
 
-    def __init__(self, server: Server, options: EmbedOptions, images: RowImages | None = None) -> None:
+    def __init__(self, server: Server, options: EmbedOptions, media: RowMedia | None = None) -> None:
         self._prompt = options.prompt
         given = {
             "encoding_format": "base64",
@@ -252,11 +252,11 @@ class ServerEmbedder(_ServerPooler):
             "truncate_prompt_tokens": options.truncate_to,
             "use_activation": options.normalize,
         }
-        super().__init__(server, given, Item(0, _PROBE, {}), images)
+        super().__init__(server, given, Item(0, _PROBE, {}), media)
 
     def _fields(self, item: Item) -> dict[str, Any]:
         text = self._prompt + item.text
-        return {"input": [text]} if self.images is None else {"messages": as_message(self.images, item, text)}
+        return {"input": [text]} if self.media is None else {"messages": as_message(self.media, item, text)}
 
     def _read(self, entry: dict[str, Any]) -> list[float]:
         numbers: list[float] = np.frombuffer(base64.b64decode(entry[EMBEDDING]), "<f4").tolist()
@@ -266,20 +266,18 @@ class ServerEmbedder(_ServerPooler):
 class ServerReranker(_ServerPooler):
     kind, path = SCORE, "/score"
 
-    def __init__(
-        self, server: Server, options: RerankOptions, input_name: str, images: RowImages | None = None
-    ) -> None:
+    def __init__(self, server: Server, options: RerankOptions, input_name: str, media: RowMedia | None = None) -> None:
         self._options, self._name = options, input_name
         given = {
             "instruction": options.instruction,
             "truncate_prompt_tokens": options.truncate_to,
             "max_tokens_per_doc": options.max_document_tokens,
         }
-        super().__init__(server, given, Item(0, _PROBE, {options.query_field: _PROBE}), images)
+        super().__init__(server, given, Item(0, _PROBE, {options.query_field: _PROBE}), media)
 
     def _fields(self, item: Item) -> dict[str, Any]:
         query, _ = self._options.pair(self._name, item)
-        return {"text_1": query, "text_2": as_document(self.images, item)}
+        return {"text_1": query, "text_2": as_document(self.media, item)}
 
     def _read(self, entry: dict[str, Any]) -> float | None:
         score = entry[SCORE]

@@ -65,10 +65,10 @@ class EmbedTask(_PooledTask):
         self.made_from = vars(self._options)
 
     def engine_scorer(self, llm: LLM) -> Embedder:
-        return Embedder(llm, self._options, self.images)
+        return Embedder(llm, self._options, self.media)
 
     def server_scorer(self, server: Server) -> ServerEmbedder:
-        return ServerEmbedder(server, self._options, self.images)
+        return ServerEmbedder(server, self._options, self.media)
 
 
 class RerankTask(_PooledTask):
@@ -108,10 +108,10 @@ class RerankTask(_PooledTask):
         self._options.pair(self.input_name, item)
 
     def engine_scorer(self, llm: LLM) -> Reranker:
-        return Reranker(llm, self._options, self.input_name, self.images)
+        return Reranker(llm, self._options, self.input_name, self.media)
 
     def server_scorer(self, server: Server) -> ServerReranker:
-        return ServerReranker(server, self._options, self.input_name, self.images)
+        return ServerReranker(server, self._options, self.input_name, self.media)
 
 
 class BestRows(RowReport):

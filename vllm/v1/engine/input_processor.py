@@ -12,7 +12,7 @@ from typing import Any
 from vllm.config import ModelConfig, VllmConfig
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.embeds import PromptEmbeds
-from vllm.inputs.images import DATA, OPTIONS, UUIDS, GivenImages, PromptImages, given_images
+from vllm.inputs.images import DATA, OPTIONS, UUIDS, GivenImages, PromptImages, ReadMedia, given_images
 from vllm.inputs.media import PictureLoader
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions
 from vllm.logger import init_logger, timed, warn_once
@@ -118,14 +118,12 @@ class InputProcessor:
         return PictureLoader(config.media_access, most["image"], most["video"], config.film_frames)
 
     @property
-    def picture_text(self) -> str | None:
-        """The model's word for a picture in a prompt's text; None: it reads none."""
-        return self.pictures.placeholder if self.model_config.reads_images else None
-
-    @property
-    def video_text(self) -> str | None:
-        """The model's word for a video in a prompt's text; None: it reads none."""
-        return self.pictures.video_placeholder if self.model_config.reads_images else None
+    def read_media(self) -> ReadMedia:
+        """The media that texts of prompts may have beside words."""
+        why_not = self.model_config.why_no_images
+        if why_not or self.tokenizer is None:
+            return ReadMedia(why_not=why_not)
+        return ReadMedia(self.pictures.words, interleaved=self.model_config.interleave_mm_strings)
 
     def hf_tokenizer(self) -> Any:
         """The model's tokenizer as transformers has it.

@@ -10,9 +10,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from vllm.answers.prompts.marked_media import MarkedMedia
 from vllm.decisions.content import any_json_text
+from vllm.decisions.conversation import with_marks
 from vllm.decisions.params import DecisionParams
-from vllm.decisions.pictures import DecisionPictures, with_marks
 from vllm.decisions.plan import DecisionPlan
 from vllm.decisions.rendering import decision_fields, systemone_fields
 from vllm.decisions.systemone import parse_systemone
@@ -95,13 +96,13 @@ async def decide(
 ) -> Decision:
     """Check everything, queue it and wait for the answers. Raises ApiError or VLLMValidationError."""
     engine = state.engine
-    processor, pictures = engine.input_processor, None
-    input, marks, sources = with_marks(input, processor)
-    if sources:
-        pictures = DecisionPictures(processor, marks, await processor.picture_loader.load(sources))
+    processor = engine.input_processor
+    media = MarkedMedia(processor, params.cache_salt)
+    input = with_marks(input, media)
+    await media.load()
     # In a thread: templates and long inputs may be slow.
     plan = await asyncio.to_thread(
-        DecisionPlan, engine.model_config, processor.tokenizer, input, questions, params, pictures
+        DecisionPlan, engine.model_config, processor.tokenizer, input, questions, params, media
     )
     # An error of its own: a full queue's error would say that trying again may help.
     if plan.num_requests > state.max_sequences:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from vllm.answers.prompts.marked_media import MarkedMedia
 from vllm.outputs import LabelScores, RequestOutput
-from vllm.pooling.pictures import PairPictures
 from vllm.sampling_params import SamplingParams
 from vllm.server.errors import ApiError
 from vllm.server.protocol.scoring import ScoringFields
@@ -51,11 +51,11 @@ async def score_items(state: ServerState, body: ScoringFields, request_id: str) 
     parts = [body.query, *items, *(labels if isinstance(labels, list) else ())]
     is_large = sum(len(part) if isinstance(part, (str, list)) else 1 for part in parts) > _LARGE
     with_picture_options(state, [{}], body.mm_processor_kwargs)
-    pictures = PairPictures(state.engine.input_processor, body.cache_salt, body.mm_processor_kwargs)
+    pictures = MarkedMedia(state.engine.input_processor, body.cache_salt, body.mm_processor_kwargs)
     query = pictures.marked("query", body.query)
     items = [pictures.marked(f"items[{index}]", each) for index, each in enumerate(items)]
     await pictures.load()
-    is_large |= pictures.are_some
+    is_large |= pictures.count > 0
     scored = await in_thread_if(is_large, lambda: ScoredItems(state, body, query, items, field, pictures))
     requests = await in_thread_if(scored.is_large, scored.requests)
     prompts, params = zip(*requests, strict=True)
@@ -111,7 +111,7 @@ class ScoredItems(ScoredPrompts):
         query: Any,
         items: list[Any],
         field: str,
-        pictures: PairPictures,
+        pictures: MarkedMedia,
     ) -> None:
         """`field`: the one that holds the labels. `pictures`: for which texts have marks."""
         config, tokenizer = state.engine.model_config, state.engine.input_processor.tokenizer
@@ -139,12 +139,12 @@ class ScoredItems(ScoredPrompts):
             max_len=scorer.max_prompt_len,
             max_total=MAX_TOKENS // scorer.num_requests,
             truncate_to=truncate_to,
-            words=pictures.words() if pictures.are_some else "",
+            media=pictures,
         )
         self.label_names = [_name(label, tokenizer) for label in labels]
         self.prompts = builder.build(query, items)
         processed = [ProcessedPrompt(None, prompt.token_ids, body.cache_salt) for prompt in self.prompts]
-        if pictures.are_some:
+        if pictures.count:
             pairs = enumerate(zip(items, processed, strict=True))
             processed = [builder.pictured(pictures, query, index, pair) for index, pair in pairs]
             self.prompts = [

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.answers.prompts.marked_media import MARK, MarkedMedia
 from vllm.exceptions import VLLMValidationError
-from vllm.pooling.pictures import MARK, PairPictures
 from vllm.server.errors import ApiError
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tokenizers.truncation import special_tokens_around
@@ -39,7 +39,7 @@ class PromptBuilder:
         max_total: limit of tokens of all prompts together.
         truncate_to: length to cut longer prompts to, at most `max_len`; None = too long is an error. Only the query's
             beginning is cut: special tokens, the item and the query's end stay.
-        words: what stands for a picture, in the places of marks (PairPictures).
+        media: those for which texts have marks; None: there are none.
     """
 
     tokenizer: Tokenizer | None
@@ -49,7 +49,7 @@ class PromptBuilder:
     max_len: int
     max_total: int
     truncate_to: int | None
-    words: str = ""
+    media: MarkedMedia | None = None
 
     def build(self, query: Any, items: Sequence[Any]) -> list[ScoringPrompt]:
         """One prompt per item; query and items are texts or lists of ids. Raises VLLMValidationError for other types
@@ -76,7 +76,7 @@ class PromptBuilder:
             prompts.append(ScoringPrompt([*head, *joined, *tail], num_cut))
         return prompts
 
-    def pictured(self, pictures: PairPictures, query: Any, index: int, pair: tuple[Any, ProcessedPrompt]) -> Any:
+    def pictured(self, media: MarkedMedia, query: Any, index: int, pair: tuple[Any, ProcessedPrompt]) -> Any:
         """The prompt of `build` for an item, with the pictures that it and the query have.
 
         Raises:
@@ -88,7 +88,7 @@ class PromptBuilder:
         text, name = "".join(texts), f"items[{index}]"
         if not MARK.search(text):
             return prompt
-        made = pictures.prompt(name, text, prompt.token_ids, self.words)
+        made = media.prompt(name, text, prompt.token_ids)
         limit = self.max_len if self.truncate_to is None else self.truncate_to
         if len(made.token_ids) > limit:
             message = (
@@ -131,15 +131,15 @@ class PromptBuilder:
                 texts.append(part)
         encoded = iter(() if self.tokenizer is None else self.tokenizer.encode_batch(texts, add_special_tokens=False))
         return [
-            self._without_marks(part, next(encoded)) if isinstance(part, str) else self._check_ids(name, part)
+            self._without_marks(name, part, next(encoded)) if isinstance(part, str) else self._check_ids(name, part)
             for name, part in parts
         ]
 
-    def _without_marks(self, text: str, ids: list[int]) -> list[int]:
-        """The ids of a text, those of `words` in the places of its marks."""
-        if not MARK.search(text) or self.tokenizer is None:
+    def _without_marks(self, name: str, text: str, ids: list[int]) -> list[int]:
+        """The ids of a text, those of what stands for pictures in the places of its marks."""
+        if self.media is None or self.tokenizer is None or not MARK.search(text):
             return ids
-        return self.tokenizer.encode(MARK.sub(lambda _: self.words, text), add_special_tokens=False)
+        return self.tokenizer.encode(self.media.written(name, text), add_special_tokens=False)
 
     def _check_ids(self, name: str, part: Any) -> list[int]:
         if not isinstance(part, list):

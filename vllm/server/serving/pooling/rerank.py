@@ -12,10 +12,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from vllm.answers.prompts.marked_media import MARK, MarkedMedia
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.pooling.pairs import PairLimits, PooledPairs, longest_text, order_of
-from vllm.pooling.pictures import MARK, PairPictures
 from vllm.pooling.score_templates import PairPrompts, cut_text, pairs_of, score_of
 from vllm.pooling_params import PoolingParams
 from vllm.server.errors import ApiError, json_response
@@ -92,11 +92,11 @@ async def _rank(
     return documents, order_of(scored.values)[:count], scored
 
 
-def _pictures(state: ServerState, body: PairFields) -> PairPictures:
+def _pictures(state: ServerState, body: PairFields) -> MarkedMedia:
     """ApiError: options of the processor that the server does not take."""
     options = body.mm_processor_kwargs
     with_picture_options(state, [{}], options)
-    return PairPictures(state.engine.input_processor, body.cache_salt, options)
+    return MarkedMedia(state.engine.input_processor, body.cache_salt, options)
 
 
 def _plain_text(document: Any) -> str:
@@ -143,11 +143,11 @@ async def score_pairs(
     pairs: Sequence[tuple[str, str]],
     field: str,
     request_id: str,
-    pictures: PairPictures,
+    pictures: MarkedMedia,
 ) -> ScoredPairs | PooledScores:
     """Check everything, queue it and wait for the results. ApiError or VLLMValidationError: a field that cannot be
     honoured, before anything is queued. `field` holds the documents."""
-    is_large = pictures.are_some or sum(len(query) + len(document) for query, document in pairs) > _LARGE
+    is_large = pictures.count > 0 or sum(len(query) + len(document) for query, document in pairs) > _LARGE
     if body.max_tokens_per_query:
         if any(MARK.search(query) for query, _ in pairs):
             message = "max_tokens_per_query: a query with pictures is not cut: leave it out"
@@ -190,7 +190,7 @@ class ScoredPairs(ScoredPrompts):
         body: PairFields,
         pairs: Sequence[tuple[str, str]],
         field: str,
-        pictures: PairPictures,
+        pictures: MarkedMedia,
     ) -> None:
         config, tokenizer, template = state.engine.model_config, state.tokenizer, state.score_template
         assert template is not None
@@ -252,7 +252,7 @@ class PooledScores:
         body: PairFields,
         pairs: Sequence[tuple[str, str]],
         field: str,
-        pictures: PairPictures,
+        pictures: MarkedMedia,
     ) -> None:
         config = state.engine.model_config
         if body.return_readings:

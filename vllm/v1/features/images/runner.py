@@ -135,11 +135,16 @@ class PictureRows(PicturePlaces):
         self._rows = rows
         self._added: AddedRows | None = getattr(getattr(runner.model, "model", None), "added_rows", None)
         own_layers = get_stage().layers
-        if own_layers is not None and family.num_added_to > len(own_layers):
+        num_first = max(family.added_before, default=0)
+        if own_layers is not None and num_first > len(own_layers):
             raise ValueError(
-                f"pipeline_parallel_size: {family.name} adds something of pictures after each of its first "
-                f"{family.num_added_to} layers, which the first stage must have, and VLLM_PP_LAYER_PARTITION gives it "
-                f"{len(own_layers)}"
+                f"pipeline_parallel_size: {family.name} adds something of pictures in its first {num_first} layers, "
+                f"which the first stage must have, and VLLM_PP_LAYER_PARTITION gives it {len(own_layers)}"
+            )
+        if num_first >= config.hf_config.num_hidden_layers:
+            raise ValueError(
+                f"{family.name} adds something of pictures before layer {num_first}, and the decoder has "
+                f"{config.hf_config.num_hidden_layers}"
             )
         self._width: int = config.input_embedding_size
         self.tower = Tower(family, config, runner.device)
@@ -200,7 +205,7 @@ class PictureRows(PicturePlaces):
         self._rows.give(places_on_device, own.contiguous())
         if others:
             assert self._added is not None
-            self._added.give(places_on_device, others)
+            self._added.give(places_on_device, dict(zip(self._family.added_before, others, strict=True)))
 
 
 class PictureVectors(RunnerGuest):

@@ -114,7 +114,7 @@ class RecordedDecode:
         self._max_rows = min(max_num_reqs, MAX_ROWS)
         num_tokens = max(self._max_rows, MAX_EXPANDED_ROWS)
         self._inputs = _Inputs(self._max_rows, num_tokens, block_tables.table.shape[1], num_groups)
-        self._memory = RecordedMemory()
+        self.memory = RecordedMemory()
         # By numbers of requests and of tokens, and whether layers are changed, least recently used first.
         self._recorded: dict[tuple[int, int, bool], RecordedStep] = {}
         self._records = True
@@ -151,7 +151,7 @@ class RecordedDecode:
 
     def _record(self, batch: InputBatch) -> RecordedStep:
         inputs = self._inputs.of(batch.to_device(self._states))
-        recording = Recording(self._memory)
+        recording = Recording(self.memory)
         with recording:
             hidden = self._model(inputs.input_ids, inputs.positions, self._kv_caches, inputs.attn)
         if recording.missed:
