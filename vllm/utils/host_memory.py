@@ -35,7 +35,7 @@ _GROUPS = {
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """What this process may use without swapping, pages of files that can be dropped among it: MemAvailable of
+    """Bytes that this process may use without swapping, pages of files that can be dropped among them: MemAvailable of
     /proc/meminfo, 8 GiB where there is no such file; at most what the limits of its control groups, such as a
     container's, leave. `root`: where /proc and /sys are."""
     available = 8 * 2**30
