@@ -10,9 +10,10 @@ import vllm.answers.tool_parsers
 
 MODULES = {
     "vllm.tool_parsers.abstract_tool_parser": "vllm.answers.tool_parsers.abstract_tool_parser",
-    "vllm.tool_parsers.hermes_tool_parser": "vllm.answers.tool_parsers.hermes_tool_parser",
+    "vllm.tool_parsers.hermes_tool_parser": "vllm.answers.tool_parsers.json_parsers",
+    "vllm.entrypoints.openai.tool_parsers.glm4_moe_tool_parser": "vllm.answers.tool_parsers.tag_parsers",
     "vllm.reasoning.abs_reasoning_parsers": "vllm.answers.reasoning.abs_reasoning_parsers",
-    "vllm.reasoning.basic_parsers": "vllm.answers.reasoning.basic_parsers",
+    "vllm.reasoning.basic_parsers": "vllm.upstream.basic_parsers",
     "vllm.parser.json_calls": "vllm.answers.syntax.json_calls",
     "vllm.parser.events": "vllm.answers.events",
     "vllm.parser.reader": "vllm.answers.reader",

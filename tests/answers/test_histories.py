@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vllm.answers.prompts.histories import fitted
+from vllm.answers.prompts.conversations import fitted
 
 CHANNELS = "<|start|> <|channel|> <|message|> {{ message.thinking }}"
 

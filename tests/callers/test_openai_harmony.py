@@ -15,8 +15,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from vllm.answers.answer import AnswerFormat, AnswerParser
 from vllm.answers.events import collect
-from vllm.answers.prompts.conversations import normal_messages
-from vllm.answers.prompts.histories import fitted
+from vllm.answers.prompts.conversations import fitted, normal_messages
 from vllm.server.serving.generation.chat_steps import Step
 from vllm.server.serving.responses.input_items import normal_items, to_messages
 from vllm.server.serving.responses.writer import ResponseWriter

@@ -12,7 +12,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.server.errors import ApiError
 from vllm.server.serving.engine_requests import Submission
-from vllm.v1.engine.request_stream import RequestStream
+from vllm.v1.engine.replica import RequestStream
 
 
 class Engine:

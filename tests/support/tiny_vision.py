@@ -474,7 +474,7 @@ FAMILIES: dict[str, VisionFamily] = {
          "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "routed_scaling_factor": 0.7,
          "max_position_embeddings": 2048},
         # It has tables for 12 x 12 and for 16 x 16 patches.
-        {"sam_config": {"hidden_size": 12, "output_channels": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+        {"sam_config": {"hidden_size": 12, "output_channels": 8, "num_hidden_layers": 2, "num_attention_heads": 1,
                         "image_size": 64, "patch_size": 1, "window_size": 4, "global_attn_indexes": [1],
                         "mlp_dim": 16, "downsample_channels": [8, 24]},
          "encoder_config": {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2,
@@ -722,6 +722,7 @@ class Reference:
         forward = inspect.signature(type(model).forward).parameters
         inner = inspect.signature(type(model.base_model).forward).parameters
         self._known = forward.keys() | inner.keys()
+        self._found: dict[Any, np.ndarray] = {}
 
     def processed(self, text: str, pictures: Sequence[Image.Image]) -> tuple[list[int], dict[str, Any]]:
         """The prompt's ids, and the model's arguments beside these."""
@@ -734,10 +735,15 @@ class Reference:
             values["pixel_values"] = pixels.float()  # Llama 4's are bfloat16
         return ids, {key: value for key, value in values.items() if key not in ("attention_mask", "labels")}
 
-    @torch.no_grad()
     def logprobs(self, ids: Sequence[int], values: dict[str, Any]) -> np.ndarray:
         """[T, V] of an expanded prompt and tokens after it."""
-        values = dict(values)
+        asked = tuple(ids), *(value.numpy().tobytes() for _, value in sorted(values.items()))
+        if asked not in self._found:
+            self._found[asked] = self._logprobs(ids, dict(values))
+        return self._found[asked]
+
+    @torch.no_grad()
+    def _logprobs(self, ids: Sequence[int], values: dict[str, Any]) -> np.ndarray:
         for name in ("mm_token_type_ids", "token_type_ids"):
             if name in values:
                 # PaliGemma's ones are causal.

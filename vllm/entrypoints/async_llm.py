@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -38,9 +37,8 @@ from vllm.v1.engine.core_process.start import CoreProcessHandle
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer, with_notes
 from vllm.v1.engine.llm_engine import check_executor_class
 from vllm.v1.engine.output_processor import id_in_use_error
-from vllm.v1.engine.replica import Replica
+from vllm.v1.engine.replica import Replica, RequestStream
 from vllm.v1.engine.replica_router import ReplicaRouter
-from vllm.v1.engine.request_stream import RequestStream
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.metrics.loggers import StatLoggers
 from vllm.v1.structured_output.matcher import read_early
@@ -424,16 +422,6 @@ class AsyncLLM(EngineCalls):
         self._check_alive()
 
     @property
-    def is_running(self) -> bool:
-        """Whether the engine takes requests."""
-        return not self.errored
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the engine is dead."""
-        return self.errored
-
-    @property
     def errored(self) -> bool:
         return self.dead_error is not None
 
@@ -480,19 +468,10 @@ class AsyncLLM(EngineCalls):
         """Requests whose last output has not been produced."""
         return sum(replica.output_processor.num_unfinished_requests for replica in self.replicas)
 
-    def get_num_unfinished_requests(self) -> int:
-        """`num_unfinished_requests`."""
-        return self.num_unfinished_requests
-
     @property
-    def output_processor(self) -> Self:
-        """Itself: upstream's engine counts its requests in another object."""
-        return self
-
-    @property
-    def request_states(self) -> dict[str, Any]:
-        """The ids of unfinished requests; their values say nothing."""
-        return dict.fromkeys(each for own in self.replicas for each in own.output_processor.unfinished_request_ids)
+    def unfinished_request_ids(self) -> list[str]:
+        """The ids of those requests."""
+        return [each for own in self.replicas for each in own.output_processor.unfinished_request_ids]
 
     @property
     def _is_paused(self) -> bool:
@@ -533,28 +512,12 @@ class AsyncLLM(EngineCalls):
         if mode == "keep":
             await self._call("pause")
         elif mode == "abort":
-            await self.abort(self.request_states, with_output=True)
+            await self.abort(self.unfinished_request_ids, with_output=True)
         while mode == "wait" and self.num_unfinished_requests:
             self._check_alive()
             await asyncio.sleep(_PAUSE_POLL_SECONDS)
         if clear_cache:
             await self.reset_prefix_cache(reset_running_requests=True)
-
-    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
-        """Until no request is unfinished.
-
-        Args:
-            drain_timeout: seconds.
-
-        Raises:
-            TimeoutError: some are after that time.
-        """
-        deadline = time.monotonic() + drain_timeout
-        while count := self.num_unfinished_requests:
-            self._check_alive()
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{count} requests were not finished after {drain_timeout} s")
-            await asyncio.sleep(_PAUSE_POLL_SECONDS)
 
     @routed("POST", "/resume", {"status": "resumed"})
     async def resume_generation(self) -> None:
@@ -569,14 +532,6 @@ class AsyncLLM(EngineCalls):
     async def is_paused(self) -> bool:
         """Whether pause_generation was called, and resume_generation was not since."""
         return self._is_paused
-
-    async def get_vllm_config(self) -> VllmConfig:
-        """`vllm_config`."""
-        return self.vllm_config
-
-    async def is_tracing_enabled(self) -> bool:
-        """Whether requests are traced: otlp_traces_endpoint was given."""
-        return self.tracer is not None
 
     async def collective_rpc(
         self,

@@ -27,8 +27,8 @@ from vllm.pooling.pairs import check_score_args, score_type
 from vllm.pooling.score_templates import ScoreTemplate, default_template, score_template
 from vllm.server.adapter_models import ServedAdapters, chosen
 from vllm.server.errors import ApiError
-from vllm.server.http_metrics import HttpMetrics
 from vllm.server.lora_modules import parse_modules
+from vllm.server.prometheus import HttpMetrics
 from vllm.server.response_store import ResponseStore
 from vllm.server.server_args import ServerArgs
 from vllm.tokenizers.tokenizer import Tokenizer

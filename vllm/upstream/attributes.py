@@ -6,11 +6,14 @@ these are one object, which is each of its parts to a caller that goes down that
 
 from __future__ import annotations
 
+import asyncio
+import time
 from types import ModuleType
 from typing import Any
 
 _ITSELF = property(lambda self: self, doc="The object itself.")
 _EXECUTOR = property(lambda self: self.executor, doc="`executor`.")
+_DRAIN_POLL_SECONDS = 0.01
 _ENTRIES = {"start_indices", "end_indices", "token_ids", "logprobs", "ranks", "decoded_tokens"}
 
 
@@ -73,6 +76,39 @@ def _adopt(model_class: Any) -> Any:
     from vllm.upstream.outside.model import adopted
 
     return adopted(model_class)
+
+
+async def _wait_for_requests_to_drain(self: Any, drain_timeout: float = 300) -> None:
+    """Until no request is unfinished.
+
+    Args:
+        drain_timeout: seconds.
+
+    Raises:
+        EngineDeadError: the engine is dead.
+        TimeoutError: some are after that time.
+    """
+    deadline = time.monotonic() + drain_timeout
+    while count := self.num_unfinished_requests:
+        await self.check_health()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{count} requests were not finished after {drain_timeout} s")
+        await asyncio.sleep(_DRAIN_POLL_SECONDS)
+
+
+async def _get_vllm_config(self: Any) -> Any:
+    """`vllm_config`."""
+    return self.vllm_config
+
+
+async def _is_tracing_enabled(self: Any) -> bool:
+    """Whether requests are traced: otlp_traces_endpoint was given."""
+    return self.tracer is not None
+
+
+def _get_num_unfinished_requests(self: Any) -> int:
+    """`num_unfinished_requests`."""
+    return self.num_unfinished_requests
 
 
 # module -> class, or "" for the module itself -> attribute -> value
@@ -155,7 +191,19 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
             "get_diff_sampling_param": _part("get_diff_sampling_param"),
         }
     },
-    "vllm.entrypoints.async_llm": {"AsyncLLM": {"engine_core": property(_part("CoreClients"))}},
+    "vllm.entrypoints.async_llm": {
+        "AsyncLLM": {
+            "engine_core": property(_part("CoreClients")),
+            "get_num_unfinished_requests": _get_num_unfinished_requests,
+            "get_vllm_config": _get_vllm_config,
+            "is_running": property(lambda self: not self.errored, doc="Whether the engine takes requests."),
+            "is_stopped": property(lambda self: self.errored, doc="Whether the engine is dead."),
+            "is_tracing_enabled": _is_tracing_enabled,
+            "output_processor": _ITSELF,
+            "request_states": property(lambda self: dict.fromkeys(self.unfinished_request_ids)),
+            "wait_for_requests_to_drain": _wait_for_requests_to_drain,
+        }
+    },
     "vllm.entrypoints.llm": {
         "LLM": {
             "_preprocess_cmpl": _part("preprocess_completions"),

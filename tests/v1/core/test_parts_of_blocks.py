@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from core_harness import FakeRunner, expected_output, make_request, make_scheduler, run_step
 
-from vllm.v1.core.partial_block_index import PartialBlockIndex
+from vllm.v1.core.block_pool import PartialBlockIndex
 
 PREFIX = [1, 2, 3, 4, 5, 6]
 """A block of 4, and half of the next."""

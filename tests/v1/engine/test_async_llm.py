@@ -24,7 +24,7 @@ from vllm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine, SamplingParams
 from vllm.exceptions import EngineDeadError, VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.request_stream import RequestStream
+from vllm.v1.engine.replica import RequestStream
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,6 +10,7 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs.lists import LogprobsLists, LogprobsRow
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.messages import EngineCoreOutput
 
@@ -31,7 +32,7 @@ def row(token_id: int, logprob: float) -> LogprobsRow:
 def run(tokenizer, params: SamplingParams, text: str, finish="length", readings=False):
     """One request that generates `text` byte by byte; its outputs, and what the core must abort."""
     processor = OutputProcessor(tokenizer)
-    processor.add_request("r", "prompt", [1], params, 0.0)
+    processor.add_request("r", ProcessedPrompt("prompt", [1], None), params, 0.0)
     outputs, aborts = [], []
     ids = byte_ids(text)
     for index, token_id in enumerate(ids):
@@ -107,7 +108,9 @@ def test_a_stop_string_ends_the_core_unless_it_has_ended_itself(tokenizer):
 
 def test_the_end_of_sequence_token_is_an_id_but_no_text(tokenizer):
     processor = OutputProcessor(tokenizer)
-    processor.add_request("r", None, [1], SamplingParams(max_tokens=9, skip_special_tokens=False), 0.0)
+    processor.add_request(
+        "r", ProcessedPrompt(None, [1], None), SamplingParams(max_tokens=9, skip_special_tokens=False), 0.0
+    )
     processor.process_outputs([EngineCoreOutput("r", byte_ids("ab"))])
     (output,) = processor.process_outputs([EngineCoreOutput("r", [EOS], finish_reason="stop")]).request_outputs
     completion = output.outputs[0]
@@ -127,7 +130,9 @@ def test_without_detokenizing_there_is_no_text(tokenizer):
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_of_one_request_stay_in_order(tokenizer, kind):
     processor = OutputProcessor(tokenizer)
-    children = processor.add_request("r", None, [1], SamplingParams(n=3, max_tokens=9, output_kind=kind), 0.0)
+    children = processor.add_request(
+        "r", ProcessedPrompt(None, [1], None), SamplingParams(n=3, max_tokens=9, output_kind=kind), 0.0
+    )
     core_ids = [core_id for core_id, _ in children]
     assert len(set(core_ids)) == 3 and all(child.n == 1 for _, child in children)
 
@@ -155,22 +160,24 @@ def test_samples_of_one_request_stay_in_order(tokenizer, kind):
 def test_ids_in_use_are_refused_and_samples_take_none_from_others(tokenizer):
     processor = OutputProcessor(tokenizer)
     one, several = SamplingParams(max_tokens=9), SamplingParams(n=2, max_tokens=9)
-    first = processor.add_request("r", None, [1], several, 0.0)
+    first = processor.add_request("r", ProcessedPrompt(None, [1], None), several, 0.0)
     with pytest.raises(VLLMValidationError, match="request_id 'r' is in use"):
-        processor.add_request("r", None, [1], one, 0.0)
+        processor.add_request("r", ProcessedPrompt(None, [1], None), one, 0.0)
     # Whatever samples are called inside, a request of that name is either refused or kept apart.
     with pytest.raises(VLLMValidationError, match="in use"):
-        processor.add_request(first[0][0], None, [1], one, 0.0)
+        processor.add_request(first[0][0], ProcessedPrompt(None, [1], None), one, 0.0)
     assert processor.abort_requests(["r", "r", "nobody"]) == [core_id for core_id, _ in first]
-    processor.add_request(first[0][0], None, [1], one, 0.0)
+    processor.add_request(first[0][0], ProcessedPrompt(None, [1], None), one, 0.0)
     with pytest.raises(VLLMValidationError, match="in use"):
-        processor.add_request("r", None, [1], several, 0.0)
+        processor.add_request("r", ProcessedPrompt(None, [1], None), several, 0.0)
     assert processor.num_unfinished_requests == 1
 
 
 def test_an_error_ends_its_sample_alone(tokenizer):
     processor = OutputProcessor(tokenizer)
-    children = processor.add_request("r", None, [1], SamplingParams(n=2, max_tokens=9, stop=["q"]), 0.0)
+    children = processor.add_request(
+        "r", ProcessedPrompt(None, [1], None), SamplingParams(n=2, max_tokens=9, stop=["q"]), 0.0
+    )
     news = [
         EngineCoreOutput(children[0][0], [], finish_reason="error", error="broken"),
         EngineCoreOutput(children[1][0], byte_ids("ok"), finish_reason="length"),

@@ -95,6 +95,16 @@ def test_a_prompt_is_cut_so_that_all_stages_compute(folder: Path) -> None:
     staged.llm_engine.engine_core.shutdown()
 
 
+def test_no_step_is_a_large_part_of_what_there_is(staged: LLM) -> None:
+    begun = steps_of(staged)
+    prompts = [{"prompt_token_ids": [5 + (each * 7 + place) % 90 for place in range(100)]} for each in range(30)]
+    staged.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
+    sizes = [sum(tokens.values()) for tokens, _ in begun]
+    # An eighth, the others fewer, and in the end no more steps than are of use.
+    assert sizes[0] == 375 == max(sizes) and sum(sizes) == 3000
+    assert min(sizes[:8]) >= 256 and len(sizes) < 16
+
+
 def test_an_id_is_used_again_while_steps_are_in_flight(staged: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=1)
     first = results(staged, [[5, 6]], [params])

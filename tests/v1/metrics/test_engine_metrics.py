@@ -10,6 +10,7 @@ from prometheus_client import Histogram as ReferenceHistogram
 
 from vllm import SamplingParams
 from vllm.logprobs.lists import LogprobsLists, LogprobsRows
+from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.metrics.engine_metrics import FINISH_REASONS, EngineMetrics, Histogram, token_bounds
@@ -154,7 +155,9 @@ def test_the_output_processor_tells_of_every_sequence():
     metrics = EngineMetrics(128)
     processor = OutputProcessor(None, metrics)
     params = SamplingParams(max_tokens=9, n=3, detokenize=False, seed=1)
-    children = [core_id for core_id, _ in processor.add_request("r", None, [1] * 20, params, 0.0)]
+    children = [
+        core_id for core_id, _ in processor.add_request("r", ProcessedPrompt(None, [1] * 20, None), params, 0.0)
+    ]
     lengths = {children[0]: 1, children[1]: 4, children[2]: 2}
     for step in range(1, 5):
         running = [each for each in children if lengths[each] >= step]
@@ -179,7 +182,9 @@ def test_dropped_requests_count_once():
     metrics = EngineMetrics(128)
     processor = OutputProcessor(None, metrics)
     for request_id, n in (("a", 1), ("b", 3), ("c", 1)):
-        processor.add_request(request_id, None, [1], SamplingParams(max_tokens=9, n=n, detokenize=False), 0.0)
+        processor.add_request(
+            request_id, ProcessedPrompt(None, [1], None), SamplingParams(max_tokens=9, n=n, detokenize=False), 0.0
+        )
     processor.process_outputs([EngineCoreOutput("0_b", [1], finish_reason="length", scheduled_time=0.0)], 1.0)
     assert sorted(processor.abort_requests(["b", "a", "a", "nobody"])) == ["1_b", "2_b", "a"]
     processor.process_outputs([EngineCoreOutput("a", [1])], 2.0)

@@ -16,8 +16,7 @@ from vllm.answers.prompts.content_forms import (
     pictures_of_template,
     words_of_medium,
 )
-from vllm.answers.prompts.conversations import content_text, has_pictures
-from vllm.answers.prompts.histories import fitted
+from vllm.answers.prompts.conversations import content_text, fitted, has_pictures
 from vllm.answers.prompts.picture_parts import SOURCE, is_picture
 from vllm.answers.prompts.template_source import chosen_template, variables
 from vllm.answers.prompts.tool_prompts import ToolPrompt, shows_tools, with_told_tools

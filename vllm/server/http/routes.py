@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple, Union
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -11,7 +12,6 @@ from pydantic.json_schema import models_json_schema
 
 from vllm.server.errors import ApiError
 from vllm.server.http.request_body import parse_body, read_json
-from vllm.server.http.session import note_session
 from vllm.server.protocol.base import RequestModel, ResponseModel
 from vllm.server.protocol.generation import ErrorResponse
 from vllm.server.state import ServerState, server_state
@@ -220,3 +220,15 @@ def _complete(schema: dict[str, Any], model_names: list[str] | None, has_keys: b
             if has_keys and "401" in answers:
                 operation["security"] = [{"bearer": []}]
     return schema
+
+
+HEADER = "X-Session-ID"
+
+session: ContextVar[str | None] = ContextVar("session", default=None)
+"""The session of the request that is served."""
+
+
+def note_session(request: Request, body: Any) -> None:
+    """Set `session` to the body's `session_id`, else to the header's; None: neither has a text."""
+    given = body.get("session_id") if isinstance(body, dict) else None
+    session.set(given if given and isinstance(given, str) else request.headers.get(HEADER) or None)

@@ -26,12 +26,28 @@ from vllm.server.protocol.base import (
     TokenId,
     TokenIds,
 )
-from vllm.server.protocol.choices import CHAT_ALONE, REFUSED_OF_CHOICES, VersionFields
 from vllm.server.protocol.forms import FormFields
 from vllm.server.protocol.prompt_tables import PromptTableFields, PromptTables
 from vllm.server.protocol.sampling import sampling_body
 from vllm.server.protocol.tools import ToolFields
 from vllm.utils.checks import check_token_ids
+
+
+class VersionFields(RequestModel):
+    """Fields of completions and chat."""
+
+    return_weight_versions: bool | None = None
+
+
+REFUSED_OF_CHOICES = {
+    name: each
+    for name, each in REFUSED_FIELDS.items()
+    if name not in {*VersionFields.model_fields, "kv_transfer_params"}
+}
+CHAT_ALONE = frozenset(
+    "documents reasoning_effort reasoning include_reasoning thinking_token_budget verbosity prediction".split()
+)
+
 
 __all__ = [
     "BatchChatCompletionRequest",

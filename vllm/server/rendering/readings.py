@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from vllm.answers.answer import AnswerParser
 from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import FlatLogprobs
+from vllm.outputs import CompletionOutput
 from vllm.server.errors import ApiError
 from vllm.server.protocol.generation import GenerationFields
 from vllm.server.rendering.logprobs import positions
 from vllm.server.rendering.rows import readings_row
-from vllm.server.rendering.token_texts import TokenNames
+from vllm.server.rendering.token_texts import TokenNames, TokenPieces
 from vllm.server.state import ServerState
 from vllm.utils.checks import check_texts, check_token_ids, check_vocabulary
 
@@ -136,3 +138,32 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 def _number(value: float) -> float | None:
     """None for what JSON cannot hold, and for an entropy that was not requested (NaN)."""
     return value if math.isfinite(value) else None
+
+
+class PositionParts:
+    """Writes `part` into the positions of a growing choice: reasoning, content or tool_call, where the token begins.
+    Positions whose text may still become a marker wait for what comes."""
+
+    def __init__(self, parser: AnswerParser, pieces: TokenPieces) -> None:
+        """`pieces`: of the choice's tokens, from its beginning."""
+        self._parser, self._pieces = parser, pieces
+        self._offsets: list[int] = []
+        self._waiting: dict[str, list[dict[str, Any]]] = {}
+
+    def write(self, completion: CompletionOutput, lists: dict[str, list[dict[str, Any]]]) -> None:
+        """Mark the positions of `lists`, each of what `completion` adds, in place: those that wait are taken out, and
+        stand at the beginning of a later list of that name."""
+        if not completion.token_ids or any(len(each) != len(completion.token_ids) for each in lists.values()):
+            return
+        self._offsets += self._pieces.add(completion.token_ids)[1]
+        parts = []
+        for offset in self._offsets:
+            part = self._parser.part_at(offset)
+            if part is None:
+                break
+            parts.append(part)
+        del self._offsets[: len(parts)]
+        for name, own in lists.items():
+            known = self._waiting.pop(name, []) + own
+            self._waiting[name] = known[len(parts) :]
+            own[:] = [{**each, "part": part} for each, part in zip(known, parts, strict=False)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from vllm.v1.core.block_pool import BlockPool, root_hash
-from vllm.v1.core.partial_block_index import PartialBlockIndex
+from vllm.v1.core.block_pool import BlockPool, PartialBlockIndex, root_hash
 from vllm.v1.request import Request
 
 

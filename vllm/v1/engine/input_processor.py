@@ -22,14 +22,12 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
 from vllm.tokenizers.truncation import truncate_ids, truncate_text
 from vllm.utils.checks import MAX_INTEGER, check_encodable, check_integer, check_neutral, check_token_id, wrong_type
+from vllm.v1.engine.request_checks import check_a_token_is_left, check_readable, spell_bad_words
 from vllm.v1.engine.stop_strings import ContentReader
 from vllm.v1.messages import EngineCoreRequest
-from vllm.v1.sample.bad_words import spell_bad_words
-from vllm.v1.sample.contradictions import check_a_token_is_left
 from vllm.v1.sample.logits_processor import validate_params
 from vllm.v1.structured_output.grammar import grammar_text, wrong_form
 from vllm.v1.structured_output.matcher import grammars_of, share_tokenizer
-from vllm.v1.structured_output.readable import check_readable
 
 logger = init_logger(__name__)
 
@@ -61,8 +59,8 @@ def load_tokenizer(config: ModelConfig) -> Tokenizer | None:
 
 @dataclass(frozen=True)
 class ProcessedPrompt:
-    """A prompt ready for the engine core. `content_of`: see OutputProcessor.add_request. Ids at positions that have
-    embeddings say nothing."""
+    """A prompt ready for the engine core. `content_of` makes what says where stop strings are looked for, for each
+    sequence; None: everywhere. Ids at positions that have embeddings say nothing."""
 
     text: str | None
     token_ids: list[int]

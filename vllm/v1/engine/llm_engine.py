@@ -210,19 +210,7 @@ class LLMEngine(BlockingCalls):
         try:
             for request_id, prompt, own, priority in zip(request_ids, prompts, params, priorities, strict=True):
                 self.input_processor.check_request(request_id, own, priority)
-                children = self.output_processor.add_request(
-                    request_id,
-                    prompt.text,
-                    prompt.token_ids,
-                    own,
-                    now,
-                    prompt.cache_salt,
-                    priority,
-                    prompt.lora_request,
-                    prompt.content_of,
-                    prompt.embeds,
-                    prompt.images,
-                )
+                children = self.output_processor.add_request(request_id, prompt, own, now, priority)
                 added.append(request_id)
                 for request in self.input_processor.core_requests(children, prompt, now, priority):
                     self.engine_core.add_request(request)

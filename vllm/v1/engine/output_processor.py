@@ -10,9 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
-from vllm.inputs.embeds import PromptEmbeds
-from vllm.inputs.images import PromptImages
-from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput, RequestSpecDecodeMetrics
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
@@ -156,8 +153,7 @@ class _RequestState:
     """A user's request: one or more sequences."""
 
     request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
+    prompt: ProcessedPrompt
     params: SamplingParams
     metrics: RequestMetrics
     sequences: list[_Sequence]
@@ -169,11 +165,7 @@ class _RequestState:
     num_cached_tokens: int = 0
     changed: dict[_Sequence, None] = field(default_factory=dict)  # since the last output, in that order
     caller: Any = None  # the trace that the request is part of
-    cache_salt: str | None = None
     priority: int = 0
-    lora_request: LoRARequest | None = None
-    embeds: PromptEmbeds | None = None
-    images: PromptImages | None = None
     kv_transfer_params: dict[str, Any] | None = None
     reading: _FormReading | None = None  # while all answers are there, and their form is read
 
@@ -195,14 +187,14 @@ class _RequestState:
             prompt_logprobs = processor.take() if self.params._prompt_in_parts else processor.readings
         return RequestOutput(
             request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids,
+            prompt=self.prompt.text,
+            prompt_token_ids=self.prompt.token_ids,
             prompt_logprobs=prompt_logprobs,
             outputs=self._completions(delta),
             finished=self.finished,
             metrics=self.metrics,
             num_cached_tokens=self.num_cached_tokens,
-            lora_request=self.lora_request,
+            lora_request=self.prompt.lora_request,
             kv_transfer_params=self.kv_transfer_params,
         )
 
@@ -220,11 +212,11 @@ class _RequestState:
         part = self.prompt_logprobs.take()
         return RequestOutput(
             self.request_id,
-            self.prompt,
-            self.prompt_token_ids,
+            self.prompt.text,
+            self.prompt.token_ids,
             part,
             metrics=self.metrics,
-            lora_request=self.lora_request,
+            lora_request=self.prompt.lora_request,
         )
 
     def _must_wait(self) -> bool:
@@ -287,21 +279,13 @@ class OutputProcessor:
     def add_request(
         self,
         request_id: str,
-        prompt: str | None,
-        prompt_token_ids: list[int],
+        prompt: ProcessedPrompt,
         params: SamplingParams,
         arrival_time: float,
-        cache_salt: str | None = None,
         priority: int = 0,
-        lora_request: LoRARequest | None = None,
-        content_of: Callable[[], ContentReader] | None = None,
-        embeds: PromptEmbeds | None = None,
-        images: PromptImages | None = None,
     ) -> list[tuple[str, SamplingParams]]:
-        """Register a request; returns (core id, parameters) of each sequence. VLLMValidationError: an id is in use.
-        `cache_salt`, `priority`, `lora_request`, `embeds`, `images`: for the requests that read the form of its
-        answers, too. `content_of` makes what says where stop strings are looked for, for each sequence; None:
-        everywhere."""
+        """Register a request; returns (core id, parameters) of each sequence. VLLMValidationError: an id is in use. The
+        requests that read the form of its answers have the prompt's cache, adapter and pictures, and `priority`."""
         if params.num_distinct == 1:
             children = [(request_id, params.child(0) if params.num_sequences > 1 else params)]
         else:
@@ -310,30 +294,27 @@ class OutputProcessor:
         if taken or request_id in self._requests:
             raise id_in_use_error(taken[0] if taken else request_id, request_id)
         tokenizer = self.tokenizer if params.detokenize else None
+        content_of = prompt.content_of if params.stop else None
         sequences = [
-            _Sequence(
-                core_id, index, child, tokenizer, prompt_token_ids, content_of() if content_of and params.stop else None
-            )
+            _Sequence(core_id, index, child, tokenizer, prompt.token_ids, content_of() if content_of else None)
             for index, (core_id, child) in enumerate(children)
         ]
         metrics = RequestMetrics.arrived(arrival_time)
-        state = _RequestState(request_id, prompt, prompt_token_ids, params, metrics, sequences, len(sequences))
-        state.cache_salt, state.priority, state.lora_request = cache_salt, priority, lora_request
-        state.embeds, state.images = embeds, images
+        state = _RequestState(request_id, prompt, params, metrics, sequences, len(sequences), priority=priority)
         if params.num_distinct == 1:
             state.num_copies = params.n
         elif params.num_sequences > params.n:
             state.num_best = params.n
         if params.reads_prompt:
             decode = None if tokenizer is None else tokenizer.decode_tokens
-            state.prompt_logprobs = PromptLogprobsProcessor(params, len(prompt_token_ids), decode)
+            state.prompt_logprobs = PromptLogprobsProcessor(params, len(prompt.token_ids), decode)
         if self._tracer is not None:
             state.caller = self._tracer.caller()
         self._requests[request_id] = state
         for sequence in sequences:
             self._by_core_id[sequence.core_id] = (state, sequence)
             if self._metrics is not None:
-                sequence.record = self._metrics.start(params, len(prompt_token_ids), arrival_time)
+                sequence.record = self._metrics.start(params, len(prompt.token_ids), arrival_time)
         return children
 
     def has_unfinished_requests(self) -> bool:
@@ -419,11 +400,7 @@ class OutputProcessor:
         # Offline most requests have no form.
         from vllm.v1.engine.plans.form_readings import FormReadings
 
-        prompt = ProcessedPrompt(
-            *(state.prompt, state.prompt_token_ids, state.cache_salt, state.lora_request),
-            embeds=state.embeds,
-            images=state.images,
-        )
+        prompt = replace(state.prompt, session_id=None, kv_hints=None)
         whole = [sequence for sequence in state.sequences if sequence.error is None]
         answers = [sequence.token_ids for sequence in whole]
         plan = FormReadings(self._config, self.tokenizer, prompt, state.params, answers)
@@ -432,7 +409,7 @@ class OutputProcessor:
             self._readers = OutputProcessor(None)
         for index, (own, params) in enumerate(plan.requests()):
             name = f"{state.request_id}#{index}"
-            self._readers.add_request(name, None, own.token_ids, params, now)
+            self._readers.add_request(name, own, params, now)
             self._read_for[name] = state
             state.reading.outputs[name] = None
             result.to_queue.append((name, own, params, state.priority))
@@ -498,7 +475,7 @@ class OutputProcessor:
                 state.request_id,
                 state.params,
                 state.metrics,
-                num_prompt_tokens=len(state.prompt_token_ids),
+                num_prompt_tokens=len(state.prompt.token_ids),
                 num_completion_tokens=sum(len(sequence.token_ids) for sequence in state.sequences),
                 finish_reasons=[sequence.finish_reason or reason for sequence in state.sequences],
             )

@@ -10,6 +10,7 @@ import torch
 
 from vllm.pooling_outputs import PoolingOutput, PoolingRequestOutput, RequestError
 from vllm.pooling_params import PoolingParams
+from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.output_processor import ProcessedOutputs, id_in_use_error
 from vllm.v1.messages import EngineCoreOutput
 
@@ -27,26 +28,15 @@ class PoolingOutputProcessor:
         self._records: dict[str, SequenceRecord] = {}  # none without metrics
 
     def add_request(
-        self,
-        request_id: str,
-        prompt: str | None,
-        prompt_token_ids: list[int],
-        params: PoolingParams,
-        arrival: float,
-        cache_salt: str | None = None,
-        priority: int = 0,
-        lora_request: Any = None,
-        content_of: Any = None,
-        embeds: Any = None,
-        images: Any = None,
+        self, request_id: str, prompt: ProcessedPrompt, params: PoolingParams, arrival: float, priority: int = 0
     ) -> list[tuple[str, PoolingParams]]:
         if request_id in self._token_ids:
             raise id_in_use_error(request_id, request_id)
-        self._token_ids[request_id] = prompt_token_ids
+        self._token_ids[request_id] = prompt.token_ids
         if self._metrics is not None:
             from vllm.v1.metrics.engine_metrics import SequenceRecord
 
-            self._records[request_id] = SequenceRecord(arrival, len(prompt_token_ids), 0, 0)
+            self._records[request_id] = SequenceRecord(arrival, len(prompt.token_ids), 0, 0)
         return [(request_id, params)]
 
     def process_outputs(self, outputs: list[EngineCoreOutput], step_time: float | None = None) -> ProcessedOutputs:

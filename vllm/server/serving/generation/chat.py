@@ -35,10 +35,10 @@ from vllm.server.protocol.generation import (
 from vllm.server.protocol.pooling import PoolingFields
 from vllm.server.protocol.tokenization import TokenizeRequest
 from vllm.server.rendering.logprobs import chat_logprobs
+from vllm.server.rendering.readings import PositionParts
 from vllm.server.rendering.token_texts import TokenPieces
 from vllm.server.serving.engine_requests import request_id_of
 from vllm.server.serving.generation.completion_choices import ChoiceWriter
-from vllm.server.serving.generation.position_parts import PositionParts
 from vllm.server.serving.generation.replies import Reply, respond
 from vllm.server.serving.generation.sampling import (
     PreparedPrompts,

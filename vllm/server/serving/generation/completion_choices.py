@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.outputs import CompletionOutput, RequestOutput, ValueReadings
-from vllm.server.protocol.choices import VersionFields
-from vllm.server.protocol.generation import CompletionRequest, GenerationFields
+from vllm.server.protocol.generation import CompletionRequest, GenerationFields, VersionFields
 from vllm.server.rendering.logprobs import (
     ClassicLogprobs,
     classic_logprobs,

@@ -16,8 +16,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.server.http.streaming import EventStream
 from vllm.server.rendering.written_json import PartsResponse
-from vllm.server.serving.engine_requests import Submission, while_connected
-from vllm.server.serving.generation.beam_search import BeamSubmission
+from vllm.server.serving.engine_requests import BeamSubmission, Submission, while_connected
 from vllm.server.serving.generation.prompt_tables import TableReply
 from vllm.server.serving.generation.sampling import PreparedPrompts, named_as
 from vllm.server.serving.usage import UsageCount

@@ -11,7 +11,7 @@ from vllm.inputs.text_options import TextOptions
 from vllm.logger import init_logger
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.server.errors import ApiError
-from vllm.server.http.session import session
+from vllm.server.http.routes import session
 from vllm.server.protocol.generate import GenerateRequest
 from vllm.server.protocol.generation import GenerationFields
 from vllm.server.rendering.readings import ReadingPlan

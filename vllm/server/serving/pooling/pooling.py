@@ -11,11 +11,13 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from vllm.config.checkpoint.late_interaction import Side
 from vllm.config.checkpoint.sentence_transformers import default_prompt, named_prompts, with_prompt
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs.images import DATA, OPTIONS
 from vllm.inputs.text_options import TextOptions
 from vllm.pooling.late_chunking import late_chunks
+from vllm.pooling.late_interaction import LateTexts
 from vllm.pooling.long_texts import in_parts, joined
 from vllm.pooling.tensor_bytes import encode_pooling_bytes, encoded
 from vllm.pooling_outputs import LateChunks, PoolingRequestOutput
@@ -32,7 +34,6 @@ from vllm.server.protocol.pooling import (
 from vllm.server.serving.engine_requests import Submission, request_id_of, while_connected
 from vllm.server.serving.generation.chat import render
 from vllm.server.serving.labels.item_scores import in_thread_if
-from vllm.server.serving.pooling.late_interaction import late_requests
 from vllm.server.serving.usage import list_frame
 from vllm.server.state import ServerState
 from vllm.tokenizers.truncation import TruncationSide, truncate_ids, truncate_text
@@ -343,3 +344,44 @@ def _parsed(field: str, given: Any, vocab_size: int) -> tuple[str | None, list[i
         message = f"{field} must be in [0, {vocab_size}): {shown(worst)} is out of vocabulary"
         raise VLLMValidationError(message, field, worst)
     return None, ids
+
+
+_SIDES: dict[str, Side] = {
+    "query": "query",
+    "search_query": "query",
+    "document": "document",
+    "passage": "document",
+    "search_document": "document",
+}
+
+
+def late_requests(
+    state: ServerState, body: PoolingFields, params: PoolingParams
+) -> list[tuple[ProcessedPrompt, PoolingParams]] | None:
+    """A request for each text; None: the texts are read as they are.
+
+    Raises:
+        ApiError: a field that does not go with such texts.
+        VLLMValidationError: what is no text, empty or too long.
+    """
+    config = state.engine.model_config
+    if not isinstance(body, EncodingFields) or config.late_interaction is None or params.task != "token_embed":
+        return None
+    field = "prompt_name" if body.input_type is None else "input_type"
+    side = _SIDES.get(str(getattr(body, field)))
+    if side is None:
+        return None
+    if None not in (body.prompt_name, body.input_type):
+        raise ApiError(400, "input_type and prompt_name exclude each other", "prompt_name", "invalid_value")
+    if body.add_special_tokens is False or body.truncation_side == "left":
+        name = "add_special_tokens" if body.add_special_tokens is False else "truncation_side"
+        message = f"{name} does not go with {field}: such texts have special tokens, and lose their end"
+        raise ApiError(400, message, name, "invalid_value")
+    texts: Any = [body.input] if isinstance(body.input, str) else body.input
+    if body.conversations() is not None or not texts or not all(isinstance(text, str) and text for text in texts):
+        raise VLLMValidationError(f"{field} is for texts that are not empty", "input")
+    for text in texts:
+        check_encodable("input", text)
+    return LateTexts(config, config.late_interaction, state.tokenizer).requests(
+        texts, side, params, body.truncate_prompt_tokens
+    )

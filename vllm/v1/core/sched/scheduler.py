@@ -23,7 +23,7 @@ from vllm.v1.request import Request, RequestStatus
 # step, so there are some for each stage; smaller ones than the first number cost more than that, and than the second
 # more than a stage that has no step at all.
 _SMALL_PART, _LEAST_PART = 256, 64
-_PARTS_A_STAGE = 8
+_PARTS_A_STAGE = 4
 
 
 class Scheduler:
