@@ -10,8 +10,8 @@ from torch import Tensor
 from vllm.ops.recording import Deferral, RecordedMemory, Recording
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
-LEAST_TOKENS = 256
-"""Tokens of a deferred step: with fewer, Python and PyTorch stay in the caches."""
+LEAST_TOKENS = 64
+"""Tokens of a deferred step: with fewer, watching PyTorch's operations might take what it saves on a quiet machine."""
 
 # Operations of a step that kernels may wait for: a few a step, in the last layer.
 _WAITED_FOR = {"aten.index_select.default"}
