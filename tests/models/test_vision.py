@@ -708,6 +708,20 @@ def test_rows_in_conversations(qwen: Tiny, taking_rows: LLM) -> None:
         taking_rows.chat([{"role": "user", "content": [part]}], reading(), chat_template=template, use_tqdm=False)
 
 
+def test_options_of_a_processor_that_numbers_pictures(tmp_path: Path) -> None:
+    tiny = make_tiny("minicpmv4_6", tmp_path)
+    llm = tiny.llm()
+    prompt = tiny.prompt("{}{}", *PICTURES[:2])
+    bare = {**prompt, "mm_processor_kwargs": {"use_image_id": False}}
+    first, second = (out.prompt_token_ids for out in generate(llm, [prompt, bare]))
+    begin, end, *numbers = llm.get_tokenizer().encode("<image_id></image_id>01", add_special_tokens=False)
+    assert [first[place + 1] for place, token in enumerate(first) if token == begin] == numbers
+    assert second == [token for token in first if token not in (begin, end, *numbers)]
+    other = {**prompt, "mm_processor_kwargs": {"downsample_mode": "4x"}}
+    with pytest.raises(VLLMValidationError, match="downsample_mode is the tower's, too, and '16x' there"):
+        generate(llm, [other])
+
+
 def test_rows_are_refused_unless_they_are_asked_for(limited: LLM, llava: Tiny, tmp_path: Path) -> None:
     given = {"image_embeds": torch.zeros(16, 32)}
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Pages of mapped checkpoints are given back behind their readers, and can be read again."""
+"""Memory that the system can give, and pages of mapped checkpoints that are given back behind their readers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from vllm.config.checkpoint.weight_files import iterate_tensors
-from vllm.utils.host_memory import PassedPages
+from vllm.utils.host_memory import PassedPages, available_bytes
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="needs Linux's list of mappings")
 
@@ -42,3 +42,32 @@ def test_pages_are_given_back_behind_the_reader(kept: int, tmp_path: Path, monke
     assert (most <= 2048) is (kept == 1 << 18)
     # It is read again where it is needed after all.
     assert all(tensor.equal(values[name]) for name, tensor in read.items())
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "limit", "used", "prefix"),
+    [
+        ("0::/", "sys/fs/cgroup", "memory.max", "memory.current", ""),
+        ("0::/outer/inner", "sys/fs/cgroup/outer", "memory.max", "memory.current", ""),
+        # The path is that of outside, and the container's own group the top.
+        ("4:memory:/docker/0", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ],
+)
+def test_limits_of_control_groups_are_kept(
+    line: str, folder: str, limit: str, used: str, prefix: str, tmp_path: Path
+) -> None:
+    group = tmp_path / folder
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
+    assert available_bytes(tmp_path) == 8000 * 1024
+    (tmp_path / "proc/self/cgroup").write_text(f"7:cpu:/\n{line}\n")
+    (group / "memory.stat").write_text(f"anon 5\n{prefix}active_file 300\n{prefix}inactive_file 20\n")
+    (group / used).write_text("5000\n")
+    (group / limit).write_text("max\n")
+    assert available_bytes(tmp_path) == 8000 * 1024
+    (group / limit).write_text("6000\n")
+    assert available_bytes(tmp_path) == 6000 - 5000 + 300 + 20
+    # More than its limit, for a moment.
+    (group / used).write_text("7000\n")
+    assert available_bytes(tmp_path) == 0

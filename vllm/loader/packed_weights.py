@@ -38,7 +38,7 @@ from vllm.utils.packed.folder import PackedFolder, packed_folder, say_once
 
 logger = init_logger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """The version of the files' format; a change of their contents raises it."""
 
 # Smaller tensors stay in memory of the process's own.
@@ -269,19 +269,15 @@ class PackedWeights:
 
     def take(self, module: nn.Module) -> None:
         """Write a module's packed weights, whose memory is the file's from here on. Any thread may call it."""
-        numbers = []
         with self._lock:
-            writer = self._writer
-            if writer is None:
+            if self._writer is None:
                 return
             try:
                 for tensor in own_tensors(module):
                     if tensor.nbytes >= _LEAST_SHARED and not tensor.is_meta:
-                        numbers.append(self._number(tensor))
+                        self._number(tensor)
             except OSError as error:
                 self._give_up(error)
-        for number in numbers:
-            writer.sum_up(number)
 
     def keep(self, model: nn.Module) -> None:
         """Write what has not been taken, and the description. Where that is not possible it is said once, and the model
@@ -393,10 +389,13 @@ class PackedWeights:
                         places = [(file.resolve(), start + part * (size // parts)) for part in range(parts)]
                         self._checkpoint.setdefault(size // parts, []).extend(places)
         for path, start in self._checkpoint.get(data.nbytes, ()):
-            there = self._source(str(path)).bytes[start : start + data.nbytes]
+            source = self._source(str(path))
+            there = source.bytes[start : start + data.nbytes]
             first = slice(0, _COMPARED_FIRST)
             # Its values must lie on whole numbers' places, whatever their type.
             if not start % 8 and np.array_equal(data[first], there[first]) and np.array_equal(data, there):
+                # A step needs few rows of an embedding.
+                source.release(start, data.nbytes)
                 return path, start
         return None
 

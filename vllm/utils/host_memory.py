@@ -26,13 +26,50 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def available_bytes() -> int:
-    """MemAvailable of /proc/meminfo; 8 GiB where there is no such file."""
-    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as lines:
+_ROOT = Path("/")
+# By the controllers that a line of /proc/self/cgroup names: where groups are, and files of their limit and use.
+_GROUPS = {
+    "": ("sys/fs/cgroup", "memory.max", "memory.current"),
+    "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
+
+
+def available_bytes(root: Path = _ROOT) -> int:
+    """Bytes that this process may use without swapping, pages of files that can be dropped among them: MemAvailable of
+    /proc/meminfo, 8 GiB where there is no such file; at most what the limits of its control groups, such as a
+    container's, leave. `root`: where /proc and /sys are."""
+    available = 8 * 2**30
+    with contextlib.suppress(OSError), (root / "proc/meminfo").open(encoding="ascii") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 8 * 2**30
+                available = int(line.split()[1]) * 1024
+                break
+    return min([available, *_left_by_groups(root)])
+
+
+def _left_by_groups(root: Path) -> Iterator[int]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in _GROUPS:
+            continue
+        place, limit_name, used_name = _GROUPS[controllers]
+        top = root / place
+        # A container sees its own group at the top, whatever its path outside.
+        own = top / path.lstrip("/")
+        for group in (own, *own.parents):
+            # No limit is a file that is not there, or "max".
+            with contextlib.suppress(OSError, ValueError):
+                limit, used = (int((group / name).read_text()) for name in (limit_name, used_name))
+                stat = dict(each.split() for each in (group / "memory.stat").read_text().splitlines())
+                prefix = "total_" if controllers else ""
+                files = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+                yield max(limit - used + files, 0)
+            if group == top:
+                break
 
 
 def return_freed_memory() -> None:
