@@ -141,7 +141,9 @@ def test_features_together(family: Tiny) -> None:
     numbers = (0, 0, 0) if family.name == "deepseek_ocr2" else (0, 1, 2, 2)
     prompts = [family.prompt(f"{index} {{}} aaa aaa", PICTURES[number]) for index, number in enumerate(numbers)]
     prompts.insert(0, family.prompt("plain aaa aaa"))
-    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    # Drafts are always tried: otherwise it is their cost that decides.
+    drafts = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 3}
+    drafts["num_speculative_tokens_per_batch_size"] = [(1, 1024, 3)]
     llm = make_thread_llm(
         family.folder,
         2,
