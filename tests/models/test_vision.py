@@ -141,7 +141,9 @@ def test_features_together(family: Tiny) -> None:
     numbers = (0, 0, 0) if family.name == "deepseek_ocr2" else (0, 1, 2, 2)
     prompts = [family.prompt(f"{index} {{}} aaa aaa", PICTURES[number]) for index, number in enumerate(numbers)]
     prompts.insert(0, family.prompt("plain aaa aaa"))
-    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    # Drafts are always tried: otherwise it is their cost that decides.
+    drafts = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 3}
+    drafts["num_speculative_tokens_per_batch_size"] = [(1, 1024, 3)]
     llm = make_thread_llm(
         family.folder,
         2,
@@ -704,6 +706,20 @@ def test_rows_in_conversations(qwen: Tiny, taking_rows: LLM) -> None:
     part = {"type": "image_embeds", "image_embeds": {**encoded, "image_grid_thw": "x"}}
     with pytest.raises(VLLMValidationError, match="image_embeds: image_grid_thw is not base64"):
         taking_rows.chat([{"role": "user", "content": [part]}], reading(), chat_template=template, use_tqdm=False)
+
+
+def test_options_of_a_processor_that_numbers_pictures(tmp_path: Path) -> None:
+    tiny = make_tiny("minicpmv4_6", tmp_path)
+    llm = tiny.llm()
+    prompt = tiny.prompt("{}{}", *PICTURES[:2])
+    bare = {**prompt, "mm_processor_kwargs": {"use_image_id": False}}
+    first, second = (out.prompt_token_ids for out in generate(llm, [prompt, bare]))
+    begin, end, *numbers = llm.get_tokenizer().encode("<image_id></image_id>01", add_special_tokens=False)
+    assert [first[place + 1] for place, token in enumerate(first) if token == begin] == numbers
+    assert second == [token for token in first if token not in (begin, end, *numbers)]
+    other = {**prompt, "mm_processor_kwargs": {"downsample_mode": "4x"}}
+    with pytest.raises(VLLMValidationError, match="downsample_mode is the tower's, too, and '16x' there"):
+        generate(llm, [other])
 
 
 def test_rows_are_refused_unless_they_are_asked_for(limited: LLM, llava: Tiny, tmp_path: Path) -> None:

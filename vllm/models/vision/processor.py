@@ -380,6 +380,12 @@ class PictureProcessor(_KeptPictures):
             if unknown := sorted(options.keys() - known):
                 message = f"{OPTIONS}: {shown(unknown[0])} is no option of the model's processor"
                 raise VLLMValidationError(message, OPTIONS, unknown[0])
+            for name in sorted(options.keys() & self._arguments):
+                if options[name] != (own := getattr(self.family.config, name, None)):
+                    message = (
+                        f"{OPTIONS}: {name} is the tower's, too, and {own!r} there: set it by hf_overrides as well"
+                    )
+                    raise VLLMValidationError(message, OPTIONS, options[name])
             self._latest_options = known_as, merged
         return merged
 
