@@ -38,6 +38,7 @@ from embedded_reference import embedded_reference  # noqa: F401 - a fixture
 from emulated import use_emulated_library
 from file_order import in_order, is_on_ray
 from forked_tests import ForkedTests
+from lean_interpreter import install as make_interpreter_lean
 from preloaded import install
 from ray_cluster import end_cluster, ray_cluster  # noqa: F401 - a fixture
 
@@ -122,6 +123,8 @@ def pytest_unconfigure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the tests out that need a CUDA device where there is none, and put the others in order."""
     items[:] = in_order(items)
+    if os.environ.get("TRITON_INTERPRET") and any("triton" in item.nodeid for item in items):
+        make_interpreter_lean()
     if torch.cuda.is_available():
         return
     # A folder's name is a keyword, too.

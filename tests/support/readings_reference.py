@@ -21,8 +21,8 @@ def reference_logits(model: Any, output: RequestOutput) -> np.ndarray:
     """Float64 logits [P, V] at the generated positions of the request's first sequence."""
     generated = output.outputs[0].token_ids
     tokens = [*output.prompt_token_ids, *generated]
-    logits = model(torch.tensor([tokens])).logits[0].double().numpy()
-    return logits[len(output.prompt_token_ids) - 1 : -1][: len(generated)]
+    logits = model(torch.tensor([tokens])).logits[0, len(output.prompt_token_ids) - 1 : -1]
+    return logits[: len(generated)].double().numpy()
 
 
 def own_logits(llm: LLM, outputs: Sequence[RequestOutput]) -> list[np.ndarray]:

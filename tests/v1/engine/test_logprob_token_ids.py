@@ -110,25 +110,25 @@ class TestLimits:
 
 
 def test_many_kinds_in_one_call_equal_each_alone(llm):
-    """128 scoring requests with 20 ids, 32 plain top-k requests and 32 without logprobs, in one call. Every fourth of
+    """64 scoring requests with 20 ids, 16 plain top-k requests and 16 without logprobs, in one call. Every fourth of
     them is computed once more."""
     rng = random.Random(0)
     words = "the cat sat on a mat and looked at seven blue birds while it rained over an old stone house".split()
-    prompts = [" ".join(rng.choices(words, k=rng.randint(2, 24))) for _ in range(192)]
+    prompts = [" ".join(rng.choices(words, k=rng.randint(2, 24))) for _ in range(96)]
     params = [
-        *(greedy(logprob_token_ids=rng.sample(range(49152), 20)) for _ in range(128)),
-        *(greedy(max_tokens=2, logprobs=rng.randint(1, 8)) for _ in range(32)),
-        *(greedy(max_tokens=2) for _ in range(32)),
+        *(greedy(logprob_token_ids=rng.sample(range(49152), 20)) for _ in range(64)),
+        *(greedy(max_tokens=2, logprobs=rng.randint(1, 8)) for _ in range(16)),
+        *(greedy(max_tokens=2) for _ in range(16)),
     ]
-    order = rng.sample(range(192), 192)
+    order = rng.sample(range(96), 96)
     together = llm.generate([prompts[i] for i in order], [params[i] for i in order], use_tqdm=False)
     together = [output for _, output in sorted(zip(order, together, strict=True), key=lambda pair: pair[0])]
     llm.reset_prefix_cache()
-    for index in range(0, 192, 4):
+    for index in range(0, 96, 4):
         (alone,) = llm.generate([prompts[index]], params[index], use_tqdm=False)
         assert_same_readings(together[index], alone, tolerance=1e-5)
         llm.reset_prefix_cache()
-    assert all(output.outputs[0].logprobs is None for output in together[160:])
+    assert all(output.outputs[0].logprobs is None for output in together[80:])
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"])
