@@ -64,6 +64,8 @@ class MarkedMedia:
         Raises:
             VLLMValidationError: a part cannot be read, or there are more pictures or videos than the model takes.
         """
+        if not all(isinstance(part, Mapping) for part in parts):
+            raise wrong_type(name, parts, "a list of objects")
         before = len(self._sources)
         text = "".join([self._text(f"{name}[{index}]", part) for index, part in enumerate(parts)])
         self.check_count(name, before)
