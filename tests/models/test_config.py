@@ -12,6 +12,7 @@ import pytest
 from models_util import ARCHITECTURES
 
 from vllm.config.checkpoint.config import HFConfig, RopeConfig, load_hf_config, parse_hf_config
+from vllm.config.checkpoint.overrides import overridden_entries
 from vllm.config.checkpoint.text_part import WHOLE
 from vllm.models.dense.llama import LlamaForCausalLM
 from vllm.models.registry import resolve_model_class
@@ -161,6 +162,21 @@ def test_overrides_reach_the_whole_of_a_model_with_pictures(tmp_path: Path) -> N
     kept = config.raw[WHOLE]
     assert kept["vision_config"] == {"hidden_size": 24, "hidden_act": "relu"}
     assert kept["image_token_index"] == 7 and "image_token_index" not in config.raw
+    with pytest.raises(ValueError, match="vision_config has no option pach_size, got 7"):
+        load_hf_config(tmp_path, {"vision_config": {"patch_size": 7, "pach_size": 7}})
+
+
+def test_a_function_changes_single_options_of_a_tower(tmp_path: Path) -> None:
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+    parts = {"text_config": {"hidden_size": 32}, "vision_config": {"hidden_size": 24, "made_by": "someone"}}
+    (tmp_path / "config.json").write_text(json.dumps(whole | parts))
+
+    def changed(config: Any) -> Any:
+        config.vision_config.patch_size = 7
+        return config
+
+    config = load_hf_config(tmp_path, overridden_entries(changed, tmp_path, False))
+    assert config.raw[WHOLE]["vision_config"] == parts["vision_config"] | {"patch_size": 7}
 
 
 def test_reading_a_configuration_imports_neither_torch_nor_transformers() -> None:

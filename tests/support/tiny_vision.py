@@ -182,8 +182,9 @@ FAMILIES: dict[str, VisionFamily] = {
     ),
     "qwen3_vl_moe": VisionFamily(
         "qwen3_vl_moe",
-        {"head_dim": 8, "rope_parameters": _QWEN_ROPE, "num_experts": 4, "num_experts_per_tok": 2,
-         "moe_intermediate_size": 16, "decoder_sparse_step": 1, "norm_topk_prob": True},
+        # Pictures are added after the last layer, too.
+        {"num_hidden_layers": 2, "head_dim": 8, "rope_parameters": _QWEN_ROPE, "num_experts": 4,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 16, "decoder_sparse_step": 1, "norm_topk_prob": True},
         _QWEN3_TOWER,
         image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
         **_QWEN,

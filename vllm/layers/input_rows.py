@@ -47,8 +47,12 @@ class AddedRows:
         """Nothing is added any more."""
         self._tokens, self._values = None, {}
 
+    def __contains__(self, layer: int) -> bool:
+        """Whether something is added before a layer; the one after the last is the final norm."""
+        return layer in self._values
+
     def add_to(self, stream: Tensor, layer: int) -> Tensor:
         """The residual stream before a layer, [T, H], with its rows, if it has some."""
-        if self._tokens is None or layer not in self._values:
+        if layer not in self or self._tokens is None:
             return stream
         return stream.index_add(0, self._tokens, self._values[layer])

@@ -266,6 +266,7 @@ class Decoder(nn.Module):
         kept = {index: self._received(ids.shape[0]) for index in before}
         pending: Tensor | None = None
         last = len(self.layers) - 1
+        adds_at_end = last + 1 in self.added_rows
         given = [None] * len(self.layers) if self.layer_inputs is None else self.layer_inputs(ids, stream)
         stream = self.spread(stream)
         for index in self.own_layers:
@@ -274,7 +275,7 @@ class Decoder(nn.Module):
             if index in self.kept_streams:
                 # Layers add to the stream in place.
                 kept[index] = scaled(stream, 1.0) if pending is None else added(stream, pending)
-            layer_rows = rows if index == last else None
+            layer_rows = rows if index == last and not adds_at_end else None
             cache = self.caches_of_layer[index]
             kv_cache = () if cache is None else kv_caches[cache]
             stream, pending = layer(positions, stream, pending, kv_cache, attn, layer_rows, given[index])
@@ -285,6 +286,10 @@ class Decoder(nn.Module):
             for each in (sent, *(kept[index] for index in self.kept_streams if index in kept)):
                 call_host(partial(self.stage.send, each))
             return stream[:0]
+        if adds_at_end:
+            stream = self.added_rows.add_to(stream, last + 1)
+            if rows is not None:
+                stream, pending = stream.index_select(0, rows), _selected(pending, rows)
         if self.kept_streams:
             self.streams = [kept[index] for index in self.kept_streams]
         stream, hidden, norm = enter(self.norm, self.join(stream), pending)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vllm.config.checkpoint.overrides import check_parts
 from vllm.config.checkpoint.text_part import MARK, text_part
 from vllm.sampling_params import MODEL_DEFAULTS
 
@@ -141,7 +142,7 @@ def read_config(
     CONFIG_FORMATS is asked instead of config.json.
 
     Raises:
-        ValueError: no config.json, or one of them is not JSON.
+        ValueError: no config.json, one of them is not JSON, or a part such as vision_config has no option of a name.
     """
     parse = CONFIG_FORMATS.get(config_format)
     raw = _read_json(folder, "config.json") if parse is None else parse(folder, trust_remote_code, revision)
@@ -166,6 +167,7 @@ def _with_own(whole: dict[str, Any], overrides: dict[str, Any], text: dict[str, 
     """A whole model's entries with those of the overrides that its text decoder has not, and these lose; dicts, such as
     vision_config, keep what is not overridden."""
     own = {name: overrides.pop(name) for name in whole.keys() & overrides.keys() - text.keys() - {"text_config"}}
+    check_parts(whole, own)
     for name, value in own.items():
         both = isinstance(value, dict) and isinstance(whole[name], dict)
         own[name] = whole[name] | value if both else value

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vllm.utils.checks import asks_for_nothing
+
 Overrides = dict[str, Any] | Callable[[Any], Any] | None
 
 
@@ -40,9 +42,41 @@ def extended(overrides: Overrides, **entries: Any) -> Overrides:
     return both
 
 
+def check_parts(whole: dict[str, Any], overrides: dict[str, Any]) -> None:
+    """Check entries of a whole model's parts, such as its vision_config, which transformers would take with any name.
+
+    Args:
+        whole: the model's config.json.
+        overrides: entries that replace its own.
+
+    Raises:
+        ValueError: neither config.json nor transformers' configuration of the part has an option.
+    """
+    given = {name: value for name, value in overrides.items() if isinstance(value, dict)}
+    if not given:
+        return
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+    try:
+        known = CONFIG_MAPPING[whole["model_type"]].from_dict(whole)
+    except Exception:  # the overrides may mend it; if not, the error comes where it is read with them
+        return
+    for name, options in given.items():
+        part = getattr(known, name, None)
+        if not isinstance(part, PreTrainedConfig):
+            continue
+        for option, value in options.items():
+            if not hasattr(part, option) and not asks_for_nothing(value):
+                raise ValueError(
+                    f"hf_overrides: {name} has no option {option}, got {value!r}: leave it out; "
+                    f"{type(part).__name__} of transformers lists its options"
+                )
+
+
 def _differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     changed = {name: value for name, value in after.items() if name not in before or before[name] != value}
-    # A text decoder's entries replace those of its file one by one.
-    if isinstance(text := changed.get("text_config"), dict) and isinstance(old := before.get("text_config"), dict):
-        changed["text_config"] = _differences(old, text)
+    # The entries of these parts replace those of the file one by one.
+    for name in ("text_config", "vision_config"):
+        if isinstance(part := changed.get(name), dict) and isinstance(old := before.get(name), dict):
+            changed[name] = _differences(old, part)
     return changed

@@ -141,11 +141,6 @@ class PictureRows(PicturePlaces):
                 f"pipeline_parallel_size: {family.name} adds something of pictures in its first {num_first} layers, "
                 f"which the first stage must have, and VLLM_PP_LAYER_PARTITION gives it {len(own_layers)}"
             )
-        if num_first >= config.hf_config.num_hidden_layers:
-            raise ValueError(
-                f"{family.name} adds something of pictures before layer {num_first}, and the decoder has "
-                f"{config.hf_config.num_hidden_layers}"
-            )
         self._width: int = config.input_embedding_size
         self.tower = Tower(family, config, runner.device)
         self._own_bytes = config.encoder_cache_bytes
