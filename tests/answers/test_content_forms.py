@@ -10,10 +10,10 @@ from byte_tokenizer import make_byte_tokenizer
 
 from vllm import logger as vllm_logger
 from vllm.answers.prompts import render_texts, written_conversations
-from vllm.answers.prompts.content_forms import FORMS, formed
+from vllm.answers.prompts.content_forms import FORMS, formed, words_of_medium
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.images import ReadMedia
-from vllm.pooling.score_templates import ScoreTemplate
+from vllm.pooling.score_templates import ScoreTemplate, pairs_of
 from vllm.renderers.hf import resolve_chat_template_content_format
 
 EACH = "{% for m in messages %}<{{ m.role }}>BODY{% endfor %}"
@@ -253,3 +253,15 @@ def test_pictures_in_templates_of_texts(tokenizer, interleaved):
         options = {"chat_template": template, "content_format": form, "media": media}
         (written,) = written_conversations([{"role": "user", "content": content}], tokenizer, **options)
         assert written.text == expected
+
+
+def test_words_for_a_picture_in_a_template_for_tools_alone():
+    body = "{% for p in m.content %}{% if p.type == 'image' %}<img>{% else %}{{ p.text }}{% endif %}{% endfor %}"
+    template = "{% if not tools %}{{ raise_exception('tools') }}{% endif %}" + EACH.replace("BODY", body)
+    assert words_of_medium(template, "image") == "<img>"
+
+
+@pytest.mark.parametrize("text", ["a\ue0020\ue003", {"text": "a\ue0020\ue003"}])
+def test_a_document_that_looks_like_anothers_picture(text):
+    with pytest.raises(VLLMValidationError, match="documents.*U.E002"):
+        pairs_of("q", [text], ("query", "documents"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import decimal
 import os
@@ -18,8 +19,11 @@ from vllm.scoring.files import Item, TextFile, write_atomically
 from vllm.scoring.labels import report as score_report
 from vllm.scoring.labels.records import Labels, verdict
 from vllm.scoring.labels.report import draw, format_table
+from vllm.scoring.labels.task import ServerLabelScorer
 from vllm.scoring.labels.templates import Template
+from vllm.scoring.media import RowMedia
 from vllm.scoring.report import cut, short_names
+from vllm.utils.server_client import ServerError
 
 
 def _write(folder: Path, name: str, content: str | bytes) -> Path:
@@ -246,3 +250,40 @@ def test_reviews_file_is_balanced() -> None:
     path = Path(__file__).parents[2] / "examples" / "data" / "reviews.jsonl"
     labels = [item.fields["label"] for item in TextFile(path, "text")]
     assert labels.count("positive") == labels.count("negative") == 12
+
+
+# -- rows of media ------
+
+
+class _Server:
+    """It scores what has no picture."""
+
+    model_name, max_model_len = "tiny", 100
+    wait = staticmethod(asyncio.run)
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        content = body["items"][0]["content"] if isinstance(body["items"][0], dict) else ()
+        if any(part["type"] == "image_url" for part in content):
+            raise ServerError("server", "it is no picture", 400, "items[0].content[0].image_url.url")
+        return {"data": [{"num_prompt_tokens": 3, "labels": [{"label": "a", "token_ids": [1], "logprob": -1.0,
+                                                               "probability": 1.0, "rank": 1}]}]}  # fmt: skip
+
+    def in_order(self, rows: list[Any]) -> Any:
+        return map(asyncio.run, rows)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"image": "there.png"}, "it is no picture"),
+        ({"image": "gone.png"}, "image: no file 'gone.png' that may be read"),
+        ({"image": "there.png", "text": "\ue002image\ue003"}, "the prompt: U+E002"),
+    ],
+)
+def test_a_picture_at_fault_is_its_rows_error_on_a_server(tmp_path: Path, fields: dict[str, str], fault: str) -> None:
+    _write(tmp_path, "there.png", "words")
+    media = RowMedia({"image": "image"}, (tmp_path.resolve(),))
+    scorer = ServerLabelScorer(_Server(), Template("{text}{image}"), ["a"], "rows", media)  # type: ignore[arg-type]
+    item = Item(1, fields.get("text", "see"), fields)
+    (row,) = scorer.score([item], 0, 0, None)  # type: ignore[arg-type]
+    assert row["error"].startswith(fault) and str(tmp_path) not in row["error"]

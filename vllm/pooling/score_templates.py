@@ -478,11 +478,12 @@ def cut_text(tokenizer: Tokenizer, text: str, num_tokens: int) -> str:
 
 def _text_of(name: str, value: Any, pictures: MarkedMedia | None) -> Any:
     """The text of {"text": ...}, or of {"content": [text parts, pictures]}; anything else as it is."""
-    if isinstance(value, str) and MARK.search(value):
-        raise looks_like_a_mark(name)
-    if not isinstance(value, dict) or len(value) != 1:
-        return value
-    parts = value.get("content")
+    if not isinstance(value, dict) or value.keys() != {"content"}:
+        text = value["text"] if isinstance(value, dict) and value.keys() == {"text"} else value
+        if isinstance(text, str) and MARK.search(text):
+            raise looks_like_a_mark(name)
+        return text
+    parts = value["content"]
     if isinstance(parts, list) and parts and pictures is not None:
         return pictures.text_of(f"{name}.content", parts)
     if (
@@ -492,7 +493,7 @@ def _text_of(name: str, value: Any, pictures: MarkedMedia | None) -> Any:
     ):
         texts = [part.get("text") for part in parts]
         return "".join(texts) if all(isinstance(text, str) for text in texts) else value
-    return value.get("text", value)
+    return value
 
 
 def pairs_of(

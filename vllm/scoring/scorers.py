@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm.exceptions import VLLMValidationError
 from vllm.scoring.batches import Progress
 from vllm.scoring.files import Item
 from vllm.scoring.media import RowMedia
@@ -93,7 +94,11 @@ class ServerScorer(Scorer):
         """The results of a text that the server refuses; raises an error that is not of a single text."""
         if error.status not in _OF_A_TEXT:
             raise error
-        return failed(error.message)
+        return self.failed(error.message)
+
+    def failed(self, reason: str) -> Results:
+        """The results of a text that cannot be scored."""
+        return failed(reason)
 
     def score(
         self, batch: Sequence[Item], first_index: int, num_known: int, progress: Progress
@@ -107,6 +112,8 @@ class ServerScorer(Scorer):
             results = await self.result(item)
         except ServerError as error:
             results = await self.refused(item, error)
+        except VLLMValidationError as error:  # a file that cannot be read any more
+            results = self.failed(str(error.args[0]))
         return self._row(index, item, results)
 
 

@@ -74,6 +74,11 @@ def forms_of_template(template: str) -> Mapping[str, ContentForm]:
     return _forms(template, None) or _forms(template, [PROBE_TOOL])
 
 
+def _needed_tools(template: str) -> list[dict[str, Any]] | None:
+    """The tools without which a chat template is not to be probed."""
+    return None if _forms(template, None) else [PROBE_TOOL]
+
+
 def _forms(template: str, tools: list[dict[str, Any]] | None) -> dict[str, ContentForm]:
     found: dict[str, ContentForm] = {}
     for role in ("user", "assistant", "system", "developer", "tool"):
@@ -91,8 +96,7 @@ def _forms(template: str, tools: list[dict[str, Any]] | None) -> dict[str, Conte
 def pictures_of_template(template: str, kind: str = "image") -> Mapping[str, str]:
     """The name in PICTURE_PARTS[kind] of the part that makes a chat template write a picture, by the message's role.
     Roles in whose messages it writes none are left out."""
-    forms = dict(forms_of_template(template))
-    tools = None if _forms(template, None) else [PROBE_TOOL]
+    forms, tools = dict(forms_of_template(template)), _needed_tools(template)
     found = {}
     for role in ("user", "assistant", "system", "developer", "tool"):
         for name, part in PICTURE_PARTS[kind].items():
@@ -109,10 +113,10 @@ def words_of_medium(template: str, kind: str) -> str | None:
     if name is None:
         return None
     before, after = ({"type": "text", "text": word} for word in _WORDS)
-    forms = forms_of_template(template)
+    forms, tools = forms_of_template(template), _needed_tools(template)
     between = []
     for parts in ([before, dict(PICTURE_PARTS[kind][name]), after], [before, after]):
-        text = probed(template, _conversation("user", parts, forms), None)
+        text = probed(template, _conversation("user", parts, forms), tools)
         start, end = (text.lower().find(word) for word in _WORDS)
         between.append(text[start + len(_WORDS[0]) : end])
     return between[0].removesuffix(between[1])

@@ -172,7 +172,8 @@ class ServerLabelScorer(ServerScorer):
 
     async def refused(self, item: Item, error: ServerError) -> Results:
         """The row of an error of this text alone: too long, empty, or one whose logits are not finite."""
-        if error.status not in (413, 500) and (error.status, error.param) != (400, "items"):
+        is_items = error.status == 400 and str(error.param).partition("[")[0] == "items"
+        if error.status not in (413, 500) and not is_items:
             raise error
         num_tokens = await self._count(self._render(item)) if self.media is None else None
         fault = _length_fault(num_tokens, self._server.max_model_len, self.labels) if num_tokens is not None else ""
@@ -180,6 +181,9 @@ class ServerLabelScorer(ServerScorer):
 
     async def _post(self, prompt: Any) -> dict[str, Any]:
         return await self._server.post(_PATH, {"query": "", "items": [prompt], **self._fields})
+
+    def failed(self, reason: str) -> Results:
+        return label_results(None, reason, self.labels)
 
     async def _count(self, prompt: str) -> int | None:
         try:
@@ -191,11 +195,20 @@ class ServerLabelScorer(ServerScorer):
 
 def _content(template: Template, name: str, item: Item, media: RowMedia) -> list[dict[str, Any]]:
     """The parts of a row's prompt: its pictures and videos are where the template has their field, or else before the
-    prompt."""
+    prompt.
+
+    Raises:
+        VLLMValidationError: a file cannot be read any more, or a text has what stands for pictures here.
+    """
     text = template.render(name, _placed(item, media))
     places = {_PLACE.format(kind): kind for kind, field in media.fields.items() if field in template.fields()}
     parts = [part for kind in media.fields if kind not in places.values() for part in media.parts(item, kind)]
-    for piece in re.split(f"({'|'.join(places)})", text) if places else [text]:
+    pieces = re.split(f"({'|'.join(places)})", text) if places else [text]
+    if any(pieces.count(place) > 1 for place in places):
+        raise VLLMValidationError(
+            "the prompt: U+E002 and U+E003 around a word stand for a picture: leave them out", "text"
+        )
+    for piece in pieces:
         if piece in places:
             parts += media.parts(item, places[piece])
         elif piece:
