@@ -78,6 +78,15 @@ def test_what_is_gone_makes_room():
     assert out.data_ptr() not in places
 
 
+@pytest.mark.parametrize("mode", [Recording, lambda: Deferral(RecordedMemory())], ids=["recorded", "deferred"])
+def test_an_empty_tensor_has_none_of_the_memory(mode):
+    """Whoever keeps it for its dtype would keep the memory."""
+    with mode():
+        kept = [torch.empty(0, dtype=torch.bfloat16), torch.ones(2, 3).new_empty(4, 0)]
+    assert [(each.shape, each.dtype) for each in kept] == [((0,), torch.bfloat16), ((4, 0), torch.float32)]
+    assert not any(each.untyped_storage().data_ptr() for each in kept)
+
+
 def test_recordings_that_share_memory_take_turns():
     layer, memory = Layer(), RecordedMemory()
     ids = torch.tensor([3, 1, 4])

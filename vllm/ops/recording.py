@@ -62,7 +62,7 @@ class _Observer(TorchDispatchMode):
         if self._is_with_host:
             return func(*args, **kwargs)
         if func in _ALLOCATIONS:
-            return _allocate(*args, **kwargs)
+            return _allocate(func, *args, **kwargs)
         result = func(*args, **kwargs)
         if func.namespace == "vllm_cpu":
             self._has_kernels = True
@@ -93,9 +93,13 @@ def _shares_memory(result: Any, source: Any) -> bool:
     return all(each.untyped_storage().data_ptr() == start for each in tensors)
 
 
-def _allocate(*args: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+def _allocate(func: Any, *args: Any, dtype: torch.dtype | None = None, **others: Any) -> Tensor:
     """`empty(size)` or `new_empty(like, size)`, contiguous, on the CPU."""
     size = args[-1]
+    if 0 in size:
+        # Such tensors may be kept for their dtype, and would keep the recording's memory.
+        empty: Tensor = func(*args, dtype=dtype, **others)
+        return empty
     if dtype is None:
         dtype = args[0].dtype if isinstance(args[0], Tensor) else torch.get_default_dtype()
     memory = torch.ops.vllm_cpu.recorded_bytes(math.prod(size) * dtype.itemsize)
@@ -202,7 +206,7 @@ class Deferral(TorchDispatchMode):
         if func.namespace == "vllm_cpu":
             return func(*args, **kwargs)
         if func in _ALLOCATIONS:
-            return _allocate(*args, **kwargs)
+            return _allocate(func, *args, **kwargs)
         if func.is_view:
             result = func(*args, **kwargs)
             if _shares_memory(result, args[0]):

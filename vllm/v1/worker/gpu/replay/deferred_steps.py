@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
 
 from vllm.ops.recording import Deferral, RecordedMemory, Recording
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -33,7 +34,9 @@ class DeferredSteps:
         return may_be and len(batch.input_ids_np) >= LEAST_TOKENS and not self._has_hooks()
 
     def _has_hooks(self) -> bool:
-        return any(module._forward_hooks or module._forward_pre_hooks for module in self._runner.model.modules())
+        modules = self._runner.model.modules()
+        has_own = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+        return has_own or bool(_has_any_global_hook())
 
     def __call__(self, batch: InputBatch) -> Tensor:
         """Final hidden states of `batch.hidden_rows_np`, [M, H]; valid until the next step."""
