@@ -473,8 +473,31 @@ def test_what_a_connector_says_is_heard_whoever_was_in_the_step(folder, tmp_path
     end(llm)
 
 
-def test_a_request_that_has_come_does_not_wait_for_others_blocks(folder, tmp_path, monkeypatch):
+def test_what_a_failed_step_has_said_is_heard_with_the_next_one(folder, tmp_path, monkeypatch):
     llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path, kv_connector="LateConnector"))
+    run(llm)
+    core, (_, worker) = llm.llm_engine.engine_core, sides(llm)
+    get_finished = worker.get_finished
+
+    def fails_as_it_has_sent(names: set[str]) -> tuple[set[str], set[str]]:
+        sent, received = get_finished(names)
+        worker.failed = {0} if sent else set()
+        return sent, received
+
+    monkeypatch.setattr(worker, "get_finished", fails_as_it_has_sent)
+    with pytest.raises(RuntimeError, match=r"could not load the blocks \[0\]"):
+        run(llm, [9] * 5, params=SamplingParams(max_tokens=20, ignore_eos=True))
+    for _ in range(50):
+        core.step()
+    assert not core.has_work() and core.scheduler.kv.pool.num_free == core.scheduler.kv.pool.num_blocks
+    end(llm)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_a_request_that_has_come_does_not_wait_for_others_blocks(folder, tmp_path, monkeypatch, num_stages):
+    monkeypatch.setattr("file_connector.LateConnector.NUM_STEPS", 99)
+    config = connector_config(tmp_path, kv_connector="LateConnector")
+    llm = make_staged_llm(folder, num_stages, dtype="float32", max_model_len=128, kv_transfer_config=config)
     run(llm)
     core, waits = llm.llm_engine.engine_core, list[float]()
     monkeypatch.setattr(core.scheduler, "rest", waits.append)
@@ -483,8 +506,9 @@ def test_a_request_that_has_come_does_not_wait_for_others_blocks(folder, tmp_pat
     assert 0 < waits[-2] < waits[-1] and core.scheduler.is_transferring
     llm.llm_engine.add_request("one", {"prompt_token_ids": [9] * 5}, READS)
     waits.clear()
-    core.step()
-    assert core.scheduler.running and not any(waits)
+    while core.scheduler.requests:
+        core.step()
+    assert core.scheduler.is_transferring and not any(waits)
     end(llm)
 
 
@@ -609,6 +633,10 @@ def test_the_flag_takes_json(folder, tmp_path):
 def test_after_new_weights_nothing_is_loaded_or_saved(folder, tmp_path):
     first = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path))
     run(first)
+    engine = first.llm_engine
+    engine.add_request("same", {"prompt_token_ids": PROMPT}, READS)
+    while engine.has_unfinished_requests():
+        engine.step()
     size = first.llm_engine.vllm_config.model_config.hf_config.hidden_size
     first.collective_rpc("load_weights", args=([("model.layers.0.input_layernorm.weight", torch.zeros(size))],))
     run(first, [9] * 8)
@@ -617,6 +645,11 @@ def test_after_new_weights_nothing_is_loaded_or_saved(folder, tmp_path):
     outputs = run(first)
     assert [output.num_cached_tokens for output in outputs] == [0]
     assert [len(each.calls) for each in connectors] == num_calls
+    # The connector was not told of this name's end, and is not any more.
+    engine.add_request("same", {"prompt_token_ids": PROMPT}, READS)
+    for _ in range(READS.max_tokens):
+        engine.step()
+    assert not engine.has_unfinished_requests()
     end(first)
 
 

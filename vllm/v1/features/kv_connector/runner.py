@@ -137,6 +137,8 @@ class ConnectedLayers(RunnerGuest):
         # Requests that were scheduled meanwhile may share them, so none of the step's can go on.
         lost = set().union(*failed) - message.loading
         if lost and not self._recomputes:
+            # They are free with the step's end, and may be loaded for another request before this is heard.
+            self._answer.invalid_block_ids -= lost
             raise RuntimeError(
                 f"kv_connector {type(self._connector).__name__} could not load the blocks {sorted(lost)}; the "
                 "step's requests end (kv_load_failure_policy='fail')"
@@ -156,9 +158,11 @@ class ConnectedLayers(RunnerGuest):
             self._connector.save_kv_layer(name, cache, self._attention[name])
         self._connector.wait_for_save()
         failed = self._end(message)
-        answers, all_failed = zip(*self._of_ranks((self.take_answer(), failed)), strict=True)
-        self._answers = RankAnswers(self._after_stages(list(answers)))
+        answers, all_failed = zip(*self._of_ranks((self._answer, failed)), strict=True)
+        # The answer of a step that fails comes with the next one's.
         self._check_loads(message, all_failed)
+        self.take_answer()
+        self._answers = RankAnswers(self._after_stages(list(answers)))
 
     def _end(self, message: StepMessage) -> set[int]:
         """Ask what has finished; returns the blocks that could not be loaded."""

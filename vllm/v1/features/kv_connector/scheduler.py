@@ -107,6 +107,7 @@ class Connections(SchedulerGuest):
         # Requests of whose end the worker's side does not know yet, and those of which a step has told it since.
         self._untold, self._told = set[str](), set[str]()
         self._step: SchedulerOutput | None = None  # the latest
+        self._is_empty = False  # the latest step has no tokens, and no other one has had results since
         # Content that is offered to the request being admitted, by its place after the cached blocks.
         self._offered: dict[bytes, int] = {}
         self._num_brought = 0
@@ -138,8 +139,7 @@ class Connections(SchedulerGuest):
     def prepared(self, is_idle: bool) -> Sequence[tuple[Request, str | None]]:
         self._untold -= self._told
         self._told.clear()
-        is_empty = self._step is not None and not self._step.total_num_scheduled_tokens
-        if self.transfers() and is_empty:
+        if self.transfers() and self._is_empty:
             # Such a step's answer does not come with results.
             self._hear(self._worker.take_answer())
         for name, request in list(self._undecided.items()):
@@ -152,7 +152,7 @@ class Connections(SchedulerGuest):
             else:
                 self._loaded.append((request, None))
         found, self._loaded = self._loaded, []
-        if found or not (is_idle or is_empty):
+        if found or not (is_idle or self._is_empty):
             self._patience = _PATIENCE
         elif self._undecided or self.transfers():
             self._scheduler.rest(self._patience)
@@ -179,6 +179,9 @@ class Connections(SchedulerGuest):
         """Whether the connector still has to do with an earlier request of this one's name."""
         name = request.request_id
         load = self._loads.get(name)
+        if self._is_off:
+            # Steps tell it nothing any more.
+            return False
         return name in self._sending or name in self._untold or (load is not None and load.request is not request)
 
     def ready(self, request: Request) -> str | None:
@@ -378,7 +381,7 @@ class Connections(SchedulerGuest):
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def fill(self, step: SchedulerOutput) -> None:
-        self._offered, self._step = {}, step
+        self._offered, self._step, self._is_empty = {}, step, not step.total_num_scheduled_tokens
         if self._is_off:
             return
         if step.preempted_req_ids or (self._scheduler.waiting and not step.total_num_scheduled_tokens):
@@ -414,6 +417,9 @@ class Connections(SchedulerGuest):
             self._num_hit -= hit
 
     def update(self, step: SchedulerOutput, output: ModelRunnerOutput, outputs: list[EngineCoreOutput]) -> None:
+        if step.total_num_scheduled_tokens:
+            # Over stages an empty step may be in flight, while the next one has something to compute.
+            self._is_empty = False
         for new in step.scheduled_new_reqs:
             self._counted.pop(new.req_id, None)
         answers = output.parts.of(RankAnswers)
