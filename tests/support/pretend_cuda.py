@@ -263,8 +263,8 @@ def _leave_out(
     parameters = list(inspect.signature(operation).parameters.values())
     by_name = [each.name for each in parameters if each.kind == each.KEYWORD_ONLY]
 
-    def launch(*args: Any) -> Any:
+    def launch(*args: Any, **named: Any) -> Any:
         few = len(parameters) - len(by_name)
-        return mode.launch(operation, args[:few], dict(zip(by_name, args[few:], strict=False)))
+        return mode.launch(operation, args[:few], dict(zip(by_name, args[few:], strict=False)) | named)
 
     patch.setattr(kernels, name, launch)
