@@ -264,7 +264,8 @@ def test_scores_are_cosines(server, expected):
     np.testing.assert_allclose([each["score"] for each in data], want, atol=1e-5)
     image = {"content": [{"type": "image_url", "image_url": {"url": "a"}}]}
     refusal = refused(server, {"queries": "a", "documents": image}, "/score")
-    assert refusal["param"] == "documents.content[0].image_url.url"
+    assert refusal["param"] == "documents.content"
+    assert "documents.content[0] is of type 'image_url'" in refusal["message"]
     answer = server.post("/rerank", query=TEXTS[0], documents=TEXTS[::-1])
     assert [each["index"] for each in answer["results"]] == [2, 1, 0]
     assert answer["results"][0]["relevance_score"] == pytest.approx(1.0, abs=1e-5)
