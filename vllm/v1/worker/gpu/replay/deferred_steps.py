@@ -25,18 +25,18 @@ class DeferredSteps:
     def __init__(self, runner: Any, memory: RecordedMemory) -> None:
         """Results are written to `memory`."""
         self._runner, self._memory = runner, memory
+        # Kept, as to walk through the modules takes as long as a layer of a small model.
+        self._hooks = [
+            hooks for module in runner.model.modules() for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        ]
         # None: not known yet. A library that was built from older sources cannot defer.
         self._defers = None if hasattr(torch.ops.vllm_cpu, "flush_recording") else False
 
     def takes(self, batch: InputBatch) -> bool:
         """Whether the step is deferred, or the first one."""
         may_be = not batch.is_changed if self._defers is None else self._defers
-        return may_be and len(batch.input_ids_np) >= LEAST_TOKENS and not self._has_hooks()
-
-    def _has_hooks(self) -> bool:
-        modules = self._runner.model.modules()
-        has_own = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
-        return has_own or bool(_has_any_global_hook())
+        is_large = may_be and len(batch.input_ids_np) >= LEAST_TOKENS
+        return is_large and not any(self._hooks) and not _has_any_global_hook()
 
     def __call__(self, batch: InputBatch) -> Tensor:
         """Final hidden states of `batch.hidden_rows_np`, [M, H]; valid until the next step."""
