@@ -94,6 +94,7 @@ struct ThreadArgs {
   explicit ThreadArgs(const LinearArgs& a) : args(a), prepared(size(a)) { args.prepared = prepared.get(); }
   ~ThreadArgs() {
     if constexpr (TakesAnyHeight<Product>) Product::finish();
+    if (args.streams) finish_streams();
   }
   static int64_t size(const LinearArgs& a) {
     if constexpr (PreparesPanels<Product>) return Product::prepared_size(a);
@@ -145,9 +146,15 @@ class Gemm {
     int64_t first, last, count;
     Tiles(int64_t first, int64_t last)
         : first(first), last(last), count((last - first + kMaxRows - 1) / kMaxRows) {}
-    int64_t start(int64_t tile) const { return first + (last - first) * tile / count; }
+    int64_t start(int64_t tile) const {
+      if constexpr (TakesAnyHeight<Product>) return least(first + tile * kMaxRows, last);
+      return first + (last - first) * tile / count;
+    }
     int64_t height(int64_t tile) const { return start(tile + 1) - start(tile); }
-    int64_t tile_of(int64_t row) const { return ((row - first + 1) * count - 1) / (last - first); }
+    int64_t tile_of(int64_t row) const {
+      if constexpr (TakesAnyHeight<Product>) return (row - first) / kMaxRows;
+      return ((row - first + 1) * count - 1) / (last - first);
+    }
   };
 
   // A tile of R rows times panels [begin, end).
@@ -246,11 +253,15 @@ class Gemm {
       const int64_t then = stop < end ? stop : next;
       if constexpr (PreparesPanels<Product>) Product::prepare(a, panel, stop);
       if (a.adapted.b != nullptr) fetch_blocks<Row>(a, panel, stop);
-      // While the first tile passes, the panels themselves come from memory.
+      // While the first tile passes, the panels themselves come from memory, but for matrix tiles: these are so fast that the
+      // next panels have to be fetched all the time.
+      constexpr bool kAlways = TakesAnyHeight<Product>;
       const int64_t bytes = least(stop - panel, num_panels(a) - then) * Product::panel_size(a);
-      const int64_t calls = (stop - panel + kFew - 1) / kFew, runs = num_runs(a);
-      const int64_t share = (tiles.count - 1) * calls * runs * 64;
-      Ahead ahead{static_cast<const char*>(a.weight) + then * Product::panel_size(a), 0};
+      const int64_t at_once = kAlways ? Product::panels_at_once(static_cast<int>(tiles.height(0))) : kFew;
+      const int64_t calls = (stop - panel + at_once - 1) / at_once, runs = num_runs(a);
+      const int64_t share = (tiles.count - !kAlways) * calls * runs * 64;
+      const int lines = bytes > 0 && share > 0 ? static_cast<int>((bytes + share - 1) / share) : 0;
+      Ahead ahead{static_cast<const char*>(a.weight) + then * Product::panel_size(a), kAlways ? lines : 0};
       for (int64_t tile = 0; tile < tiles.count; ++tile) {
         const int64_t start = tiles.start(tile);
         const int height = static_cast<int>(tiles.height(tile));
@@ -261,7 +272,7 @@ class Gemm {
           multiply_tile<kMaxRows>(height, a, x, start, panel, stop, ahead);
         }
         ahead.at += ahead.lines * calls * runs * 64;
-        if (bytes > 0 && share > 0) ahead.lines = static_cast<int>((bytes + share - 1) / share);
+        ahead.lines = lines;
       }
     }
   }
@@ -281,7 +292,6 @@ class Gemm {
       for (int64_t part = shares.claim(&turn); part < blocks; part = shares.claim(&turn)) {
         multiply_rows(own.args, a.rows * part / blocks, a.rows * (part + 1) / blocks, packer, packed.get());
       }
-      if (a.streams) finish_streams();
     }
   }
 
@@ -304,7 +314,6 @@ class Gemm {
           multiply_block(own.args, tiles, panels * group / groups, panels * (group + 1) / groups, panels, packed.get());
         }
       }
-      if (a.streams) finish_streams();
     }
   }
 
@@ -349,7 +358,6 @@ class Gemm {
         }
         multiply_block(own.args, tiles, begin, end, begin + (end - begin) * threads, packed.get());
       }
-      if (a.streams) finish_streams();
     }
   }
 };
