@@ -1,8 +1,9 @@
-"""The engine core in a process of its own. Its CoreStart comes pickled through stdin, which stays open as long as the
-parent lives; messages are multipart, their kind first."""
+"""The engine core in a process of its own. Its CoreStart comes pickled through stdin, a socket that stays open as long
+as the parent lives; messages are multipart, their kind first."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -19,6 +20,7 @@ import zmq
 from vllm.config import ModelConfig
 from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
+from vllm.utils.forked_children import wait_and_fork
 from vllm.utils.packed import ahead
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_process.rest import RestWithMessages
@@ -148,8 +150,9 @@ class CoreProcess:
 
 def _end_with_parent(folder: str) -> None:
     """Exit when stdin ends: the parent has ended. One that was killed has left its folder."""
-    while os.read(0, 4096):
-        pass
+    with contextlib.suppress(ConnectionError):
+        while os.read(0, 4096):
+            pass
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
@@ -157,9 +160,11 @@ def _end_with_parent(folder: str) -> None:
 def main() -> int:
     """Run a core with the configuration from stdin; the process's exit status."""
     try:
+        if not wait_and_fork():
+            # The parent ended, or needs no core.
+            return 1
         start = pickle.load(sys.stdin.buffer)
-    except EOFError:
-        # The parent ended, or needs no core.
+    except (EOFError, ConnectionError):
         return 1
     ahead.act_for(start.program)
     threading.Thread(target=_end_with_parent, args=(start.folder,), daemon=True).start()
