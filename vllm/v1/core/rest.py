@@ -17,5 +17,5 @@ class Rest:
         self._woken.clear()
 
     def wake(self, _: object = None) -> None:
-        """What is waited for is there; also a future's callback."""
+        """Something that is waited for is there; also a future's callback."""
         self._woken.set()
