@@ -23,6 +23,7 @@ from vllm.logger import init_logger
 from vllm.utils.forked_children import wait_and_fork
 from vllm.utils.packed import ahead
 from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.core_process.rest import RestWithMessages
 from vllm.v1.engine.core_process.serial import decode_request, encode_outputs
 from vllm.v1.engine.core_process.start import ABORT, ADD, CALL, DEAD, OUTPUTS, READY, REPLY, STOP, CoreStart
 from vllm.v1.messages import EngineCoreOutput
@@ -61,7 +62,7 @@ class CoreProcess:
             # Grammars are read while the model is, so that no request waits for that.
             read_early(self._config.model_config)
             self._core = EngineCore(self._config)
-            self._core.scheduler.rest = lambda seconds: self._input.poll(seconds * 1000)
+            self._core.scheduler.rest = RestWithMessages(self._input)
             if self._config.parallel_config.world_size > 1:
                 self._core.executor.collective_rpc(_read_early, (self._config.model_config,))
             try:
