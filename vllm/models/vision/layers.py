@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vllm.ops._dispatch import implementation
 from vllm.ops.activation import activation_, has_activation_kernel
 from vllm.ops.packed_attention import packed_attention
 from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear, unpack_linear
@@ -151,7 +150,8 @@ def _rotate(
     """Queries and keys [T, H, D] by angles whose cosines and sines are [T, D]. They are parts of a product that nothing
     else reads, and are changed."""
     is_usual = q.dim() == k.dim() == 3 and cos.shape == (len(q), q.shape[-1]) and q.stride(-1) == k.stride(-1) == 1
-    if implementation(q) != "cpp" or not is_usual or not _has_equal_halves(cos) or not _has_equal_halves(sin):
+    # Looking at tables would wait for other devices.
+    if q.device.type != "cpu" or not is_usual or not _has_equal_halves(cos) or not _has_equal_halves(sin):
         return plain(q, k, cos, sin)
     _rotate_in_place(q, k, cos, sin)
     return q, k
