@@ -50,11 +50,10 @@ run: $(VENV)/.package
 	$(BIN)/vllm score examples/data/reviews.jsonl --labels " positive" " negative" --output results/reviews.scores.jsonl --overwrite
 	$(call done,the example is scored)
 
-# More processes than cores, as tests wait for servers and for Ray's cluster, with a thread each: threads that wait for each
-# other would spin.
+# One process more than cores, as some tests wait for others, with a thread each: threads that wait for each other would spin.
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q \
-	  --processes $$($(BIN)/python -c 'import os; print(min(os.cpu_count() + 2, 4))') $(TESTS)
+	  --processes $$($(BIN)/python -c 'import os; print(min(os.cpu_count() + 1, 4))') $(TESTS)
 
 # Torch brings the libraries that are excluded; one process must not have two of them.
 wheel: $(VENV)/.package
