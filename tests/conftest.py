@@ -43,6 +43,8 @@ from preloaded import install
 from ray_cluster import end_cluster, ray_cluster  # noqa: F401 - a fixture
 
 install()
+# Nothing that collecting tests makes is garbage, and looking through it takes a seventh of the time.
+gc.disable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -132,6 +134,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if without:
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

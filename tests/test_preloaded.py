@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -35,9 +36,10 @@ def test_a_command_that_fails(more, tmp_path):
 @pytest.mark.parametrize("own_group", [False, True])
 def test_a_process_that_waits(more, own_group):
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    ours, theirs = socket.socketpair()
     try:
         process = subprocess.Popen(
-            CORE, env={**os.environ, **more, "PROBE": "x"}, stdin=subprocess.PIPE, start_new_session=own_group
+            CORE, env={**os.environ, **more, "PROBE": "x"}, stdin=theirs.fileno(), start_new_session=own_group
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -49,7 +51,9 @@ def test_a_process_that_waits(more, own_group):
     assert Path(f"/proc/{process.pid}/cwd").resolve() == Path.cwd()
     assert (b"preloaded.py" in Path(f"/proc/{process.pid}/cmdline").read_bytes()) == (not more)
     descriptors = {each.name for each in Path(f"/proc/{process.pid}/fd").iterdir()}
-    process.communicate(b"")
+    theirs.close()
+    ours.close()
+    process.wait()
     # Its parent ended before it was told anything.
     assert process.returncode == 1
     assert {"0", "1", "2"} <= descriptors

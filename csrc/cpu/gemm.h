@@ -20,6 +20,11 @@
 //
 //   panels_at_a_time(args)        in place of kPanelsAtATime: as many as are in memory at once
 //
+// and, if the second-level cache is larger than most:
+//
+//   kBlockBytes                   of packed rows that stay in it, if those of this file's are fewer than kBlockRows
+//   kPanelBytes                   in place of kPanelsAtATime
+//
 // and, if it leaves rows to another product:
 //
 //   leave_row(args, x, row)       marks row `row`, whose values are x, if it does
@@ -50,6 +55,8 @@ constexpr int kGroups = 16 / kLanes;
 constexpr int kRun = 16;
 // Packed rows that stay in the second-level cache while all panels pass by.
 constexpr int64_t kBlockBytes = 512 * 1024;
+// With fewer of them tiles wait for the panels, which come from the third-level cache for each block.
+constexpr int64_t kBlockRows = 128;
 // Results that outgrow the second-level cache are written past it: fetching each line before it is overwritten took a
 // tenth of the time of a product with a vocabulary.
 constexpr int64_t kStreamedBytes = 4 * 1024 * 1024;
@@ -79,6 +86,9 @@ concept PreparesPanels = requires(const LinearArgs& a) { Product::prepared_size(
 
 template <typename Product>
 concept PreparesOnce = requires(const LinearArgs& a) { Product::panels_at_a_time(a); };
+
+template <typename Product>
+concept HasLargeCache = requires { Product::kPanelBytes; };
 
 template <typename Product>
 concept LeavesRows = requires(const LinearArgs& a, const typename Product::Row* x) { Product::leave_row(a, x, 0); };
@@ -115,7 +125,7 @@ class Gemm {
     } else if constexpr (PreparesOnce<Product>) {
       by_prepared_panels(a);
     } else {
-      by_rows(a, rows_of_block(a));
+      by_rows(a, rows_of_block(a, block_bytes(a)));
     }
   }
 
@@ -127,21 +137,33 @@ class Gemm {
 
   static int64_t num_panels(const LinearArgs& a) { return (a.columns + kPanel - 1) / kPanel; }
 
+  static int64_t block_bytes(const LinearArgs& a) {
+    if constexpr (HasLargeCache<Product>) {
+      const int64_t bytes = kBlockRows * Product::packed_row(a) * static_cast<int64_t>(sizeof(Element));
+      if (bytes > kBlockBytes) return least(bytes, Product::kBlockBytes);
+    }
+    return kBlockBytes;
+  }
+
   // Whose packed rows take up to `bytes`, or of one tile.
-  static int64_t rows_of_block(const LinearArgs& a, int64_t bytes = kBlockBytes) {
+  static int64_t rows_of_block(const LinearArgs& a, int64_t bytes) {
     const int64_t most = bytes / (Product::packed_row(a) * static_cast<int64_t>(sizeof(Element)));
     return most / kMaxRows > 1 ? most / kMaxRows * kMaxRows : kMaxRows;
   }
 
-  static int64_t panels_at_a_time(const LinearArgs& a) {
+  // `rows`: of the highest tile.
+  static int64_t panels_at_a_time(const LinearArgs& a, int rows = kMaxRows) {
     if constexpr (PreparesOnce<Product>) {
       return Product::panels_at_a_time(a);
+    } else if constexpr (HasLargeCache<Product>) {
+      const int64_t together = Product::panels_at_once(rows), fitting = Product::kPanelBytes / Product::panel_size(a);
+      return fitting > together ? fitting / together * together : together;
     } else {
       return Product::kPanelsAtATime;
     }
   }
 
-  // How rows [first, last) fall into tiles of about equal height.
+  // How rows [first, last) fall into tiles of about equal height, or where any height will do into whole ones and what is left.
   struct Tiles {
     int64_t first, last, count;
     Tiles(int64_t first, int64_t last)
@@ -151,6 +173,7 @@ class Gemm {
       return first + (last - first) * tile / count;
     }
     int64_t height(int64_t tile) const { return start(tile + 1) - start(tile); }
+    int highest() const { return static_cast<int>(height(TakesAnyHeight<Product> ? 0 : count - 1)); }
     int64_t tile_of(int64_t row) const {
       if constexpr (TakesAnyHeight<Product>) return (row - first) / kMaxRows;
       return ((row - first + 1) * count - 1) / (last - first);
@@ -247,7 +270,7 @@ class Gemm {
   // after the last of them.
   static void multiply_block(const LinearArgs& a, const Tiles& tiles, int64_t begin, int64_t end, int64_t next,
                              const Element* packed) {
-    const int64_t together = panels_at_a_time(a);
+    const int64_t together = panels_at_a_time(a, tiles.highest());
     for (int64_t panel = begin; panel < end; panel += together) {
       const int64_t stop = least(panel + together, end);
       const int64_t then = stop < end ? stop : next;
@@ -257,7 +280,7 @@ class Gemm {
       // next panels have to be fetched all the time.
       constexpr bool kAlways = TakesAnyHeight<Product>;
       const int64_t bytes = least(stop - panel, num_panels(a) - then) * Product::panel_size(a);
-      const int64_t at_once = kAlways ? Product::panels_at_once(static_cast<int>(tiles.height(0))) : kFew;
+      const int64_t at_once = kAlways ? Product::panels_at_once(tiles.highest()) : kFew;
       const int64_t calls = (stop - panel + at_once - 1) / at_once, runs = num_runs(a);
       const int64_t share = (tiles.count - !kAlways) * calls * runs * 64;
       const int lines = bytes > 0 && share > 0 ? static_cast<int>((bytes + share - 1) / share) : 0;
@@ -319,7 +342,7 @@ class Gemm {
 
   // The calling thread takes all blocks of rows, and all panels.
   static void by_this_thread(const LinearArgs& a) {
-    const int64_t block = rows_of_block(a), blocks = (a.rows + block - 1) / block;
+    const int64_t block = rows_of_block(a, block_bytes(a)), blocks = (a.rows + block - 1) / block;
     const Packer packer(a);
     const Scratch<Element> packed((a.rows / blocks + 1) * Product::packed_row(a));
     const ThreadArgs<Product> own(a);
@@ -341,7 +364,7 @@ class Gemm {
     const Tiles tiles(0, a.rows);
     const Packer packer(a);
     Scratch<Element> packed(a.rows * Product::packed_row(a));
-    const bool in_runs = Product::panels_at_once(static_cast<int>(tiles.height(tiles.count - 1))) > kFew;
+    const bool in_runs = Product::panels_at_once(tiles.highest()) > kFew;
     // Single ones at the end, so that all finish together.
     const int64_t groups = in_runs ? 0 : panels > threads ? (panels - threads) / kFew : 0;
     const int64_t parts = in_runs ? least(threads, panels) : groups + panels - groups * kFew;

@@ -146,8 +146,8 @@ struct TileProduct {
   using Row = BF16;
   using Element = BF16;
   static constexpr int kMaxRows = 2 * kTileRows;
-
-  static constexpr int64_t kPanelsAtATime = 4;
+  // CPUs with tiles have 2 MiB for each core: these, and the panels that are fetched ahead.
+  static constexpr int64_t kBlockBytes = 1280 * 1024, kPanelBytes = 256 * 1024;
 
   static constexpr int panels_at_once(int rows) { return rows <= kTileRows ? 2 : 1; }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,11 @@ from models_util import load_model, make_random_model
 from packed_starts import needs_kernels, packed  # noqa: F401 - a fixture
 from safetensors.torch import load_file, save_file
 
+from vllm import loader
 from vllm.layers.linear import LinearBase
-from vllm.loader import early_packing, packed_weights
+from vllm.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.layers.vocab_parallel_embedding import VocabParallelEmbedding as _Embedding
+from vllm.loader import early_packing, packed_weights, weights
 from vllm.quantization import on_load
 from vllm.utils.host_memory import scratch
 
@@ -36,6 +40,51 @@ def test_few_layers_have_plain_weights_at_a_time(
     # One layer of each kind is being filled, and some wait for at most four threads.
     assert len(counts) > 4 * 12
     assert max(counts) <= 4 + 3 * 4
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_heads_are_packed_meanwhile(tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_random_model("llama", "small", tmp_path, num_hidden_layers=12, tie_word_embeddings=tied)
+    monkeypatch.setattr(packed_weights, "_place", lambda *_: None)
+    left: list[set[Any]] = []
+    pack = loader._pack
+
+    def note(model: Any, *arguments: Any) -> None:
+        assert model.lm_head.weight is None
+        left.append(arguments[-1])
+        pack(model, *arguments)
+
+    monkeypatch.setattr(loader, "_pack", note)
+    model, _ = load_model(tmp_path)
+    assert model.lm_head in left[0]
+
+
+def test_a_head_is_compared_once_its_copy_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread frees the embedding's weight, which the comparison with a second copy reads."""
+    make_random_model("llama", "small", tmp_path, tie_word_embeddings=True)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, file)
+    all_read, seen = threading.Event(), []
+    pack, wait, holds = ParallelLMHead.process_weights_after_loading, weights.await_handed_over, _Embedding.holds
+
+    def pack_late(self: ParallelLMHead, *arguments: Any) -> None:
+        all_read.wait(10)
+        pack(self, *arguments)
+
+    def wait_for_packing() -> None:
+        all_read.set()
+        wait()
+
+    def compare(self: _Embedding, values: Any) -> bool:
+        seen.append(self.weight)
+        return holds(self, values)
+
+    monkeypatch.setattr(ParallelLMHead, "process_weights_after_loading", pack_late)
+    monkeypatch.setattr(weights, "await_handed_over", wait_for_packing)
+    monkeypatch.setattr(_Embedding, "holds", compare)
+    model, _ = load_model(tmp_path)
+    assert all_read.is_set() and seen == [model.lm_head.tied_to.weight]
 
 
 @needs_kernels

@@ -10,7 +10,7 @@ import torch
 from architectures import ARCHITECTURES
 from fuzz_architectures import make_trial, run_trial
 
-MOST_TRIALS, NUM_EQUAL = 4, 2
+MOST_TRIALS = 4
 """Some configurations are refused by design, and some transformers cannot build."""
 
 
@@ -23,7 +23,7 @@ def test_a_configuration_has_transformers_logits_or_is_refused(name: str) -> Non
         rng = random.Random(f"{name} {number}")
         trial = make_trial(name, rng)
         results.append((run_trial(name, trial, rng), trial.changes))
-        if [result for result, _ in results].count("equal") == NUM_EQUAL:
+        if results[-1][0] == "equal":
             break
     torch.set_num_threads(before)
     assert [each for each in results if each[0].startswith(("DIFFERS", "FAILS"))] == []

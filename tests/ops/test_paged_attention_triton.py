@@ -81,7 +81,7 @@ def test_a_prefilled_row_does_not_depend_on_how_its_prompt_was_cut() -> None:
     [
         ([(1, 40), (1, 16), (1, 3)], ["_decode_kernel"]),
         ([(3, 40), (0, 700), (70, 70)], ["_prefill_kernel"]),
-        ([(1, 40), (1, 16), (33, 40), (0, 9), (90, 700)], ["_decode_kernel", "_prefill_kernel"]),
+        ([(1, 40), (1, 16), (33, 40), (0, 9), (17, 520)], ["_decode_kernel", "_prefill_kernel"]),
         ([(1, 700), (1, 16), (3, 9)], ["_decode_kernel", "_merge_splits_kernel", "_prefill_kernel"]),
     ],
     ids=["decodes", "prompts", "both", "long decodes"],

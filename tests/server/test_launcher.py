@@ -19,7 +19,6 @@ import httpx
 import pytest
 from live_server import LiveServer
 from processes import descendants, is_running
-from slow_processor import STEP_SECONDS
 
 from vllm.server import launcher
 from vllm.server.app import build_app
@@ -193,13 +192,11 @@ def test_a_second_signal_stops_at_once(folder):
         for server, signals in zip((interrupted, hurried), both, strict=True):
             cores = server.core_pids
             in_flight = InFlight(server)
-            began = time.monotonic()
             os.killpg(server.process.pid, signals[0])
             for each in signals[1:]:
                 wait_for(lambda server=server: "no new requests" in server.log())
                 os.killpg(server.process.pid, each)
             assert server.process.wait(20) == 128 + signals[-1]
-            assert time.monotonic() - began < NUM_TOKENS * STEP_SECONDS
             assert_cut_short(in_flight, "shutting_down")
             assert_gone(server, cores)
             assert "Traceback" not in server.log()

@@ -224,7 +224,7 @@ def test_schemathesis_finds_nothing(server, tmp_path):
         str(Path(sys.executable).with_name("schemathesis")), "run", str(described), "--url", server.url,
         "--header", f"Authorization: Bearer {KEY}",
         *(option for path in ALIASES for option in ("--exclude-path", path)),
-        "--phases", "coverage,fuzzing", "--max-examples", "20", "--generation-deterministic", "--no-shrink",
+        "--phases", "coverage,fuzzing", "--max-examples", "8", "--generation-deterministic", "--no-shrink",
         "--exclude-checks", ",".join(LEFT_OUT_CHECKS), "--continue-on-failure", "--no-color",
         "--report", "ndjson", "--report-ndjson-path", str(report),
     ]  # fmt: skip

@@ -123,16 +123,16 @@ class ForkedTests:
             return
         if kind == "taken":
             worker.left = worker.left + what
-        elif kind == "report":
-            hook.pytest_runtest_logreport(
-                report=hook.pytest_report_from_serializable(config=self._session.config, data=what)
-            )
         elif kind == "warning":
             name, text, filename, line = what.pop("warning")
             category: Any = type(name, (Warning,), {})
             message = warnings.WarningMessage(category(text), category, filename, line)
             hook.pytest_warning_recorded.call_historic(kwargs={"warning_message": message, **what})
         else:
+            for data in what:
+                hook.pytest_runtest_logreport(
+                    report=hook.pytest_report_from_serializable(config=self._session.config, data=data)
+                )
             self._num_left -= 1
             worker.left = worker.left[1:]
 
@@ -155,13 +155,14 @@ class _Said:
 
     def __init__(self, config: pytest.Config, said: Connection) -> None:
         self._config, self._said = config, said
+        self._reports: list[Any] = []  # of the test that runs; each message takes the other process a core's time
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
-        self._said.send(("report", data))
+        self._reports.append(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
 
     def pytest_runtest_logfinish(self) -> None:
-        self._said.send(("ended", None))
+        self._said.send(("ended", self._reports))
+        self._reports.clear()
 
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: object

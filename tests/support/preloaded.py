@@ -196,7 +196,9 @@ def _spare() -> _Request | None:
     if os.fork():
         set_name(_NAME)
         theirs.close()
-        _replace_popen(lambda: ours)
+        fresh = _replace_popen(lambda: ours)
+        # Two processes cannot ask one: what this one forks itself starts fresh ones.
+        os.register_at_fork(after_in_child=lambda: setattr(subprocess, "Popen", fresh))
         return None
     ours.close()
     for each in (signal.SIGINT, signal.SIGTERM):

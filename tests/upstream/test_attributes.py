@@ -36,3 +36,24 @@ def test_upstreams_path_to_a_worker_ends_at_the_object_that_is_all_of_it():
 def test_flat_logprobs_of_a_caller_are_to_be_filled_and_the_engines_are_not():
     assert type(FlatLogprobs()) is EditableLogprobs and isinstance(FlatLogprobs(token_ids=[1]), FlatLogprobs)
     assert type(FlatLogprobs(None, 2)) is FlatLogprobs
+
+
+def test_a_renderer_is_refused_by_name():
+    from vllm import LLM
+
+    with pytest.raises(NotImplementedError, match=r"LLM\.renderer: rendering has no class of its own: use LLM\.chat"):
+        object.__new__(LLM).renderer  # noqa: B018 - the property raises
+
+
+def test_prompts_become_dicts():
+    from vllm.renderers.inputs.preprocess import parse_model_prompt
+
+    assert parse_model_prompt(None, "a text") == {"prompt": "a text"}
+    assert parse_model_prompt(None, [5, 6]) == {"prompt_token_ids": [5, 6]}
+    given = {"prompt_token_ids": [5], "cache_salt": "s"}
+    assert parse_model_prompt(None, given) is given
+    for wrong in (5, ["a"], {"text": "a"}):
+        with pytest.raises(
+            ValueError, match="prompt must be a text, a list of token ids or a dict with one of prompt,"
+        ):
+            parse_model_prompt(None, wrong)

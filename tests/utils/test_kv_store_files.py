@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -90,6 +91,29 @@ def test_reading_ends_at_the_first_block_that_is_not_there(tmp_path):
     store = make(tmp_path)
     store.refresh()
     assert list(store.read([key(0), key(9), key(1)])) == [key(0)]
+
+
+def test_pieces_are_read_at_once_and_found_in_order(tmp_path, monkeypatch):
+    write(tmp_path, range(4))
+    monkeypatch.setattr(blocks_module, "_READ_BYTES", SIZE)
+    read, both = blocks_module.read_blocks, threading.Barrier(2, timeout=20)
+
+    def read_together(places, file):
+        both.wait()
+        return read(places, file)
+
+    monkeypatch.setattr(blocks_module, "read_blocks", read_together)
+    store = make(tmp_path)
+    store.refresh()
+    data = store.read([key(number) for number in (2, 0, 3, 1)])
+    assert list(data) == [key(number) for number in (2, 0, 3, 1)]
+    assert all(np.array_equal(data[key(number)], block(number)) for number in range(4))
+    # A piece behind one that is damaged does not count.
+    file = next(tmp_path.glob("*.blocks"))
+    damaged = bytearray(file.read_bytes())
+    damaged[SIZE] ^= 1
+    file.write_bytes(damaged)
+    assert list(store.read([key(number) for number in range(4)])) == [key(0)]
 
 
 @pytest.mark.parametrize("bit", [0, 8 * 4999 + 7, 8 * 4607, 1234])

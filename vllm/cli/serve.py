@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         check_folders(parse_modules(server_args.lora_modules))
         check_first(engine_args)
         listener = bind(server_args.host or "", server_args.port, server_args.uds)
-        num_replicas = engine_args.create_parallel_config().data_parallel_size
+        engine_args.create_parallel_config()
     except (ValueError, OSError) as error:
         raise CliError(str(error)) from error
     if envs.logging_level() is None and envs.configures_logging() and not envs.logging_config_path():
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from vllm.v1.engine.core_process.start import end_core, start_core
 
     signals = SignalsBeforeReady()
-    core_processes = [start_core() for _ in range(num_replicas)]
+    core_process = start_core()
     try:
         from vllm.pooling.pairs import check_score_args
         from vllm.server.launcher import serve
@@ -79,10 +79,9 @@ def run(args: argparse.Namespace) -> int:
             check_score_args(config.model_config, server_args.score_template, server_args.score_labels)
         except (ValueError, OSError) as error:
             raise CliError(str(error)) from error
-        return serve(config, server_args, template, listener, core_processes, signals.check)
+        return serve(config, server_args, template, listener, core_process, signals.check)
     finally:
-        for each in core_processes:
-            end_core(each)
+        end_core(core_process)
 
 
 class SignalsBeforeReady:

@@ -21,7 +21,7 @@ _INSTEAD: dict[str, str] = {
     "mlp_speculator": _HEADS,
     "dflash": _HEADS,
     "dspark": _HEADS,
-    "extract_hidden_states": "hidden states are not handed out",
+    "extract_hidden_states": "LLM.encode(pooling_task='token_embed') gives the last layer's; no others are handed out",
     "custom_class": "drafters are the engine's own",
     "ngram_gpu": "'ngram' drafts on the host, within microseconds",
 }

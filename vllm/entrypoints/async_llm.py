@@ -33,7 +33,7 @@ from vllm.utils.ray_utils import current_placement_group
 from vllm.v1.engine.adapters import distinct, once
 from vllm.v1.engine.calls import EngineCalls, check_pause_mode, routed
 from vllm.v1.engine.core_process.client import CoreClient
-from vllm.v1.engine.core_process.start import CoreProcessHandle
+from vllm.v1.engine.core_process.start import CoreProcessHandle, end_core, start_core, with_replicas
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer, with_notes
 from vllm.v1.engine.llm_engine import check_executor_class
 from vllm.v1.engine.output_processor import id_in_use_error
@@ -74,7 +74,7 @@ class AsyncLLM(EngineCalls):
         client_count: int = 1,
         client_index: int = 0,
         *,
-        core_processes: Sequence[CoreProcessHandle] = (),
+        core_process: CoreProcessHandle | None = None,
         meanwhile: Callable[[Tokenizer | None], None] | None = None,
     ) -> None:
         """Start the engine cores and wait until they are ready; EngineDeadError: one could not start, with the cause.
@@ -85,14 +85,14 @@ class AsyncLLM(EngineCalls):
             executor_class: None, or what Executor.get_class gives.
             stat_loggers: callables (vllm_config, engine_index), or subclasses of AggregateStatLoggerBase
                 (vllm.v1.metrics.loggers), which make what is told of each step, once the engine is ready.
-            core_processes: data_parallel_size processes that `start_core` started; none = start them.
+            core_process: the first replica's, from `start_core`; None = start it.
             meanwhile: called with the tokenizer while the cores load the model.
         """
         check_neutral("client_addresses", client_addresses, "the engine starts its cores itself")
         check_executor_class(vllm_config, executor_class)
         self.vllm_config = config = vllm_config
         self.model_config = config.model_config
-        cores = _start_cores(config, core_processes)
+        cores = _start_cores(config, core_process)
         try:
             tokenizer = load_tokenizer(self.model_config)
             read_early(self.model_config)
@@ -613,7 +613,7 @@ class AsyncLLM(EngineCalls):
             self._router.end(lost)
 
 
-def _start_cores(config: VllmConfig, processes: Sequence[CoreProcessHandle]) -> list[CoreClient]:
+def _start_cores(config: VllmConfig, first: CoreProcessHandle | None) -> list[CoreClient]:
     """A core for each replica, not ready yet."""
     parallel = config.parallel_config
     num_replicas = parallel.data_parallel_size
@@ -621,10 +621,16 @@ def _start_cores(config: VllmConfig, processes: Sequence[CoreProcessHandle]) -> 
         # The cores' processes belong to no actor.
         parallel = replace(parallel, placement_group=current_placement_group())
     cores = []
-    for rank, process in enumerate(processes or (None,) * num_replicas):
-        own = replace(config, parallel_config=replace(parallel, data_parallel_rank=rank))
-        name = "the engine core" if num_replicas == 1 else f"engine core {rank}"
-        cores.append(CoreClient(own, process, name))
+    processes = with_replicas(first or start_core(), num_replicas)
+    try:
+        for rank, process in enumerate(processes):
+            own = replace(config, parallel_config=replace(parallel, data_parallel_rank=rank))
+            name = "the engine core" if num_replicas == 1 else f"engine core {rank}"
+            cores.append(CoreClient(own, process, name))
+    except BaseException:
+        for each in processes:
+            end_core(each)
+        raise
     return cores
 
 

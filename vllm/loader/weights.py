@@ -21,6 +21,7 @@ from vllm.layers.weight_update import BASE_PREFIX, HEAD, checkpoint_parts, modul
 from vllm.quantization.base_config import QuantizationConfig
 from vllm.quantization.stored import StoredConfig, Value, read_quantized
 from vllm.quantization.weight import QuantizedStack, QuantizedWeight
+from vllm.utils.loading_threads import await_handed_over
 
 _NUM_NAMED = 5
 # GPTQ, AWQ, SqueezeLLM and compressed-tensors, and torchao call the codes of a weight so.
@@ -88,11 +89,14 @@ def load_weights(
         _refuse_quantized(folder, lacking, unexpected)
     _refuse(folder, "lacks", lacking)
     _refuse(folder, "has unexpected", unexpected)
-    if isinstance(head, Tensor | QuantizedWeight) and embedding is not None and not embedding.holds(head):
-        raise ValueError(
-            f"{folder.name} has an {HEAD} that differs from the embeddings, but config.json (or the model's default) "
-            'ties them: pass hf_overrides={"tie_word_embeddings": False} to use it'
-        )
+    if isinstance(head, Tensor | QuantizedWeight) and embedding is not None:
+        # The embedding's weight is the packed head's from some moment on.
+        await_handed_over()
+        if not embedding.holds(head):
+            raise ValueError(
+                f"{folder.name} has an {HEAD} that differs from the embeddings, but config.json (or the model's "
+                'default) ties them: pass hf_overrides={"tie_word_embeddings": False} to use it'
+            )
 
 
 def _of_layers(tensors: Iterable[tuple[str, Tensor]], own: set[int]) -> Iterator[tuple[str, Tensor]]:

@@ -61,7 +61,7 @@ def serve(
     args: ServerArgs,
     chat_template: str | None,
     listener: socket.socket,
-    core_processes: Sequence[CoreProcessHandle],
+    core_process: CoreProcessHandle,
     check_signals: Callable[[], None],
 ) -> int:
     """Load the model and serve it until a signal or the engine's death. Runs in the main thread only.
@@ -69,7 +69,7 @@ def serve(
     Args:
         chat_template: text of a template in place of the model's own.
         listener: from `bind`.
-        core_processes: from `start_core`, one per replica.
+        core_process: from `start_core`, of the first replica.
         check_signals: raises if a signal came before the server was ready; so does this function.
 
     Returns:
@@ -79,7 +79,7 @@ def serve(
     Raises:
         EngineDeadError: the engine could not start.
     """
-    engine = AsyncLLM(config, core_processes=core_processes, meanwhile=_prepare)
+    engine = AsyncLLM(config, core_process=core_process, meanwhile=_prepare)
     try:
         from vllm.server.app import build_app
         from vllm.server.audit_share import audited

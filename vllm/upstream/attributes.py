@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 _ITSELF = property(lambda self: self, doc="The object itself.")
 _EXECUTOR = property(lambda self: self.executor, doc="`executor`.")
@@ -25,6 +25,17 @@ def _save_sharded_state(self: Any, path: str, pattern: str | None = None, max_si
     from vllm.upstream.utils.unserved import refuse
 
     refuse("save_sharded_state", "workers read only their share of a checkpoint; keep the checkpoint as it is")
+
+
+def _renderer(self: Any) -> NoReturn:
+    """
+    Raises:
+        NotImplementedError: always.
+    """
+    from vllm.upstream.table import table
+    from vllm.upstream.utils.unserved import refuse
+
+    refuse("LLM.renderer", table().names["vllm.entrypoints.llm"]["LLM.renderer"].why)
 
 
 def _flat_or_editable(cls: type, *args: Any, **fields: Any) -> Any:
@@ -208,6 +219,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "LLM": {
             "_preprocess_cmpl": _part("preprocess_completions"),
             "_preprocess_cmpl_one": _part("preprocess_completion"),
+            "renderer": property(_renderer),
         }
     },
     "vllm.v1.executor.worker": {"Worker": {"worker": _ITSELF}},

@@ -98,6 +98,12 @@ def hand_over(call: Callable[[], None]) -> None:
         call()
 
 
+def await_handed_over() -> None:
+    """Wait until all calls have been made that were handed over; raises an error of theirs."""
+    if (helpers := _helpers.get()) is not None:
+        helpers.finish()
+
+
 @torch.inference_mode()
 def _infer(call: Callable[[], T]) -> T:
     return call()

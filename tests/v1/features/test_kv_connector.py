@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -490,6 +491,70 @@ def test_what_a_failed_step_has_said_is_heard_with_the_next_one(folder, tmp_path
     for _ in range(50):
         core.step()
     assert not core.has_work() and core.scheduler.kv.pool.num_free == core.scheduler.kv.pool.num_blocks
+    end(llm)
+
+
+class Failing:
+    """Steps of an engine, one of which fails while the next one runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, core: Any, is_next: Any) -> None:
+        """`is_next(step)`: whether the step, which has begun, is the one after that."""
+        self.begin, self.is_next = core.executor.begin_step, is_next
+        self.latest: Any = None
+        monkeypatch.setattr(core.executor, "begin_step", self.begin_step)
+
+    def begin_step(self, step: Any) -> Any:
+        pending, before = self.begin(step), self.latest
+        if self.is_next(step) and before is not None:
+            before.result, self.is_next = self.fail, lambda _: False
+        self.latest = SimpleNamespace(result=pending.result)
+        return self.latest
+
+    def fail(self) -> None:
+        raise RuntimeError("a step failed")
+
+
+def test_what_a_step_after_a_failed_one_has_said_is_heard(folder, tmp_path, monkeypatch):
+    config = connector_config(tmp_path, kv_connector="LateConnector")
+    llm = make_tiny_llm(folder, kv_transfer_config=config, async_scheduling=True)
+    run(llm)
+    core, (_, worker) = llm.llm_engine.engine_core, sides(llm)
+    get_finished, sent = worker.get_finished, list[Any]()
+
+    def finished(names: set[str]) -> Any:
+        found = get_finished(names)
+        sent.append(found[0])
+        return found
+
+    monkeypatch.setattr(worker, "get_finished", finished)
+    Failing(monkeypatch, core, lambda step: bool(sent and sent[-1]))
+    with pytest.raises(RuntimeError, match="a step failed"):
+        run(llm, [9] * 5, params=SamplingParams(max_tokens=20, ignore_eos=True))
+    for _ in range(50):
+        core.step()
+    assert not core.has_work() and core.scheduler.kv.pool.num_free == core.scheduler.kv.pool.num_blocks
+    end(llm)
+
+
+def test_an_end_is_told_where_the_step_that_told_an_earlier_ones_failed(folder, tmp_path, monkeypatch):
+    llm = make_tiny_llm(folder, kv_transfer_config=connector_config(tmp_path), async_scheduling=True)
+    engine, (scheduler, _) = llm.llm_engine, sides(llm)
+    begun = list[str]()
+
+    def is_again(step: Any) -> bool:
+        begun.extend(new.req_id for new in step.scheduled_new_reqs)
+        return bool(step.scheduled_new_reqs) and begun.count("same") == 2
+
+    Failing(monkeypatch, engine.engine_core, is_again)
+    engine.add_request("other", {"prompt_token_ids": [9] * 5}, SamplingParams(max_tokens=60, ignore_eos=True))
+    engine.add_request("same", {"prompt_token_ids": PROMPT}, READS)
+    while not any(output.finished for output in engine.step()):
+        pass
+    engine.add_request("same", {"prompt_token_ids": PROMPT[1:]}, READS)
+    with pytest.raises(RuntimeError, match="a step failed"):
+        for _ in range(9):
+            engine.step()
+    assert [call[1] for call in scheduler.calls if call[0] == "finished"].count("same") == begun.count("same") == 2
     end(llm)
 
 

@@ -383,8 +383,8 @@ def test_a_request_rests_until_all_that_it_waits_for_is_read(folder, tmp_path, m
     wait_for(read.parts)
     late = Future()
     read.parts.add(late)
-    monkeypatch.setattr("vllm.v1.features.kv_store.scheduler.wait", lambda parts, *_: rests.append(set(parts)))
-    assert not guest.prepared(True) and rests == [{late}]
+    monkeypatch.setattr(type(scheduler.rest), "__call__", lambda _, seconds: rests.append(seconds))
+    assert not guest.prepared(True) and rests == [0.02]
     late.set_result({})
     assert [request.request_id for request, _ in guest.prepared(True)] == ["one"] and len(rests) == 1
     end(llm)

@@ -207,6 +207,9 @@ def _parameters_on_meta() -> Iterator[None]:
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None and threading.get_ident() == thread:
             parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
+            if type(module).__module__.startswith("torch."):
+                # It sets its buffers itself, and transformers need not draw first values for its parameters.
+                module._is_hf_initialized = True  # type: ignore[assignment]
         register(module, name, parameter)
 
     with _building:

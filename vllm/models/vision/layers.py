@@ -1,17 +1,24 @@
-"""The parts of a picture tower that run on our operations: linears, patch embeddings and attention of whole pictures.
+"""The parts of a picture tower that run on our operations: linears, patch embeddings, activations, the rotation of
+queries and keys, and attention of whole pictures.
 
-On CPUs without bfloat16 arithmetic PyTorch's are many times slower, and their bits depend on what shares a product.
+On CPUs without bfloat16 arithmetic PyTorch's products are many times slower, and their bits depend on what shares one.
+Its approximation of GELU by a tangent and transformers' rotation take several times as long on any CPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, partial
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vllm.ops.activation import activation_, has_activation_kernel
 from vllm.ops.packed_attention import packed_attention
 from vllm.ops.packed_linear import PackedLinear, pack_linear, packed_linear, unpack_linear
+from vllm.ops.rotary import rotary_embedding_
 
 ATTENTION = "vllm_pictures"
 
@@ -84,15 +91,96 @@ class _Patches3d(Packed, _Patches, nn.Conv3d):
     pass
 
 
+class _Curve:
+    """A module that is an activation of each value. Others may read what it is given."""
+
+    curve: str
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not has_activation_kernel(x):
+            return super().forward(x)  # type: ignore[misc,no-any-return]
+        return activation_(x.clone(memory_format=torch.contiguous_format), self.curve)
+
+
+@cache
+def _own_curves() -> dict[tuple[type[nn.Module], str], type[Any]]:
+    """By a module's class and its `approximate`, where it has one, that with our operation: those that PyTorch takes
+    longer for than for a copy."""
+    from transformers import activations as those
+
+    curves: dict[tuple[type[nn.Module], str], str] = {
+        (nn.GELU, "tanh"): "gelu_tanh",
+        (those.GELUTanh, ""): "gelu_tanh",
+        (those.NewGELUActivation, ""): "gelu_tanh",
+        (those.FastGELUActivation, ""): "gelu_tanh",
+        (those.QuickGELUActivation, ""): "quick_gelu",
+    }
+    return {key: type(key[0].__name__, (_Curve, key[0]), {"curve": curve}) for key, curve in curves.items()}
+
+
+_ROTATION = "apply_rotary_pos_emb_vision"
+
+
+@cache
+def _with_own_rotation(kind: type[nn.Module]) -> type[nn.Module] | None:
+    """The class of a module whose `forward` calls transformers' rotation of queries and keys, with ours instead."""
+    forward: Any = kind.forward
+    names = getattr(forward, "__globals__", {})
+    plain = names.get(_ROTATION)
+    if plain is None or _ROTATION not in forward.__code__.co_names or not _is_known_rotation(plain):
+        return None
+    parts = forward.__name__, forward.__defaults__, forward.__closure__
+    own = FunctionType(forward.__code__, {**names, _ROTATION: partial(_rotate, plain)}, *parts)
+    own.__kwdefaults__ = forward.__kwdefaults__
+    return type(kind.__name__, (kind,), {"forward": own})
+
+
+def _is_known_rotation(plain: Callable[..., tuple[Tensor, Tensor]]) -> bool:
+    """Whether it turns a head's first half against its second."""
+    heads, angles = torch.arange(1.0, 9.0).view(2, 1, 4), torch.tensor([[0.3, 0.5], [0.7, 0.9]]).repeat(1, 2)
+    tables = angles.cos(), angles.sin()
+    want, found = plain(heads, -heads, *tables), (heads.clone(), -heads)
+    _rotate_in_place(*found, *tables)
+    return all(torch.allclose(one, other) for one, other in zip(want, found, strict=True))
+
+
+def _rotate(
+    plain: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys [T, H, D] by angles whose cosines and sines are [T, D]. They are parts of a product that nothing
+    else reads, and are changed."""
+    is_usual = q.dim() == k.dim() == 3 and cos.shape == (len(q), q.shape[-1]) and q.stride(-1) == k.stride(-1) == 1
+    # Looking at tables would wait for other devices.
+    if q.device.type != "cpu" or not is_usual or not _has_equal_halves(cos) or not _has_equal_halves(sin):
+        return plain(q, k, cos, sin)
+    _rotate_in_place(q, k, cos, sin)
+    return q, k
+
+
+def _has_equal_halves(table: Tensor) -> bool:
+    return torch.equal(*table.chunk(2, dim=-1))
+
+
+def _rotate_in_place(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+    half = cos.shape[-1] // 2
+    tables = torch.cat([cos[:, :half], sin[:, :half]], dim=-1).float()
+    rotary_embedding_(torch.arange(len(q)), q, k, tables)
+
+
 _KINDS: dict[type[nn.Module], type[Any]] = {nn.Linear: _Linear, nn.Conv2d: _Patches2d, nn.Conv3d: _Patches3d}
 
 
 def use_own_layers(model: nn.Module) -> None:
-    """Let linears and patch embeddings of a module be ours."""
+    """Let linears, patch embeddings, activations and rotations of a module be ours."""
     for module in model.modules():
-        kind = _KINDS.get(type(module))
-        if kind is not None and (kind is _Linear or _cuts_patches(module)):
-            module.__class__ = kind
+        module.__class__ = _own_class(module) or type(module)
+
+
+def _own_class(module: Any) -> type[Any] | None:
+    kind: Any = type(module)
+    if kind in _KINDS:
+        return _KINDS[kind] if kind is nn.Linear or _cuts_patches(module) else None
+    return _own_curves().get((kind, getattr(module, "approximate", ""))) or _with_own_rotation(kind)
 
 
 def _cuts_patches(convolution: Any) -> bool:

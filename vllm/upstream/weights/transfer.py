@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -156,6 +156,20 @@ class WeightTransferInitInfo:
 @dataclass
 class WeightTransferUpdateInfo:
     """An engine is told this with each update."""
+
+
+@dataclass
+class WeightTransferInitRequest:
+    """The argument of `init_weight_transfer_engine`; a dict with this key is the same."""
+
+    init_info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class WeightTransferUpdateRequest:
+    """The argument of `update_weights`; a dict with this key is the same."""
+
+    update_info: Mapping[str, Any] = field(default_factory=dict)
 
 
 class WeightTransferEngine(ABC, Generic[EngineInitInfo, EngineUpdateInfo]):

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ MOST_UNWRITTEN_BYTES = 256 * 2**20
 _REST_SECONDS = 60.0
 _END_SECONDS = 60.0
 _CLOCK_GRAIN_NS = 100_000_000
-# The most that is read at once.
-_READ_BYTES = 64 * 2**20
+# The most that is read at once, and by how many threads: a prefix's requests wait for all of it, and most of the time
+# is that of copies and checksums.
+_READ_BYTES, _READERS = 64 * 2**20, 2
 # The use of a segment is noted as often as this.
 _TOUCH_SECONDS = 10.0
 
@@ -123,26 +125,24 @@ class BlockStore:
         """The blocks of these keys that are there and whole, up to the first that is not, uint8 [size] each. Other
         threads may call this meanwhile."""
         found: dict[bytes, Bytes] = {}
-        with contextlib.ExitStack() as stack:
-            files: dict[Path, int] = {}
-            for run in _runs([self._places.get(key) for key in keys]):
-                blocks = self._read(run, files, stack)
+        runs = list(_runs([self._places.get(key) for key in keys]))
+        with ThreadPoolExecutor(_READERS) as pool:
+            for run, blocks in zip(runs, pool.map(self._read, runs), strict=True):
                 found |= dict(zip(keys[len(found) :], blocks, strict=False))
                 if len(blocks) < len(run):
                     break
-            if len(found) < len(keys):
-                self.forget(keys[len(found)])
-            for path in files:
-                touch(path)
+        if len(found) < len(keys):
+            self.forget(keys[len(found)])
+        for path in {run[0].path for run in runs}:
+            touch(path)
         return found
 
     @staticmethod
-    def _read(run: list[Place], files: dict[Path, int], stack: contextlib.ExitStack) -> list[Bytes]:
+    def _read(run: list[Place]) -> list[Bytes]:
         path = run[0].path
         try:
-            if path not in files:
-                files[path] = stack.enter_context(path.open("rb", buffering=0)).fileno()
-            blocks = read_blocks(run, files[path])
+            with path.open("rb", buffering=0) as file:
+                blocks = read_blocks(run, file.fileno())
             if len(blocks) < len(run):
                 warn_once(logger, "kv_store: %s is damaged: such blocks are computed again", path)
             return blocks

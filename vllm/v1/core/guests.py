@@ -112,6 +112,10 @@ class SchedulerGuest:
     def discarded(self, step: SchedulerOutput) -> None:
         """A step has failed: what it was to do may not have been done. Its requests end or begin anew afterwards."""
 
+    def heard(self, output: ModelRunnerOutput) -> None:
+        """The results of a step that was discarded as one before it had failed: what the workers said counts, though no
+        token does."""
+
     # -- cached content -------------------------------------------------------------------------------------------
     # Content of a block in a KV group is known by a key, which begins with the hash of the tokens up to its end. Final
     # hidden states beside the first group's have a key of their own (`hidden_key`), and are brought after the content;

@@ -146,13 +146,17 @@ class StepsAhead(Steps):
         try:
             output = self._in_flight[0].pending.result()
         except BaseException:
+            said: list[ModelRunnerOutput] = []
             discard(self.scheduler, self._in_flight.popleft())
             while self._in_flight:
                 later = self._in_flight.popleft()
                 discard(self.scheduler, later)
-                # Wait until the device has finished with it; the first error is the one to raise.
+                # The device must have finished with it; the first error is the one to raise.
                 with contextlib.suppress(Exception):
-                    later.pending.result()
+                    said.append(later.pending.result())
+            for output in said:
+                for heard in hooks(self.scheduler.guests, "heard"):
+                    heard(output)
             raise
         self.readings_seconds += output.readings_seconds
         return output

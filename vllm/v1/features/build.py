@@ -196,7 +196,7 @@ def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence
     if config.model_config.runner_type != "pooling":
         if config.model_config.enable_prompt_embeds:
             guests.append(EmbeddedPrompts(scheduler.requests))
-        guests.append(GrammarCompiler(config.model_config))
+        guests.append(GrammarCompiler(config.model_config, scheduler))
         if config.speculative_config is not None:
             guests.append(Drafts(scheduler))
         guests.append(ForcedTokens(scheduler))

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Timer
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zmq
 
+from vllm.v1.core.rest import Rest
 from vllm.v1.engine.core_process import loop
 from vllm.v1.engine.core_process.start import STOP, CoreStart
 
 
+def rest_ends_early(scheduler: Any, seconds: float) -> bool:
+    began = time.monotonic()
+    scheduler.rest(seconds)
+    return time.monotonic() - began < seconds
+
+
 def test_a_message_ends_a_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rests: list[int] = []
+    rests: list[bool] = []
 
     class Core:
         scheduler, executor = SimpleNamespace(), SimpleNamespace(num_blocks=1)
@@ -28,9 +38,12 @@ def test_a_message_ends_a_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             self.answers.bind(f"ipc://{tmp_path}/output")
 
         def has_work(self) -> bool:
-            rests.append(self.scheduler.rest(0.001))
+            rests.append(rest_ends_early(self.scheduler, 0.001))
+            self.scheduler.rest.wake()
+            rests.append(rest_ends_early(self.scheduler, 60))
+            rests.append(rest_ends_early(self.scheduler, 0.001))
             self.requests.send(STOP)
-            rests.append(self.scheduler.rest(60))
+            rests.append(rest_ends_early(self.scheduler, 60))
             return False
 
         def shutdown(self) -> None:
@@ -43,5 +56,14 @@ def test_a_message_ends_a_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     config: Any = SimpleNamespace(model_config=None, parallel_config=SimpleNamespace(world_size=1))
     addresses = f"ipc://{tmp_path}/input", f"ipc://{tmp_path}/output"
     assert loop.CoreProcess(CoreStart(config, str(tmp_path), *addresses, "")).run() == 0
-    # Nothing had come, and then something had.
-    assert [bool(each) for each in rests] == [False, True]
+    # Nothing had come; a guest's future was done; that counts once; a message had come.
+    assert rests == [False, True, False, True]
+
+
+def test_what_is_done_ends_a_rest_that_began_before_it() -> None:
+    rest: Future[None] = Future()
+    scheduler = SimpleNamespace(rest=Rest())
+    rest.add_done_callback(scheduler.rest.wake)
+    Timer(0.01, rest.set_result, (None,)).start()
+    assert rest_ends_early(scheduler, 60)
+    assert not rest_ends_early(scheduler, 0.001)

@@ -11,6 +11,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.core.guests import SchedulerGuest, hooks
 from vllm.v1.core.kv_cache_groups import Blocks
 from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.rest import Rest
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.repetition import repeats_itself
 from vllm.v1.core.sched.request_queue import RequestQueue
@@ -62,8 +63,7 @@ class Scheduler:
         self.num_ended = 0  # requests that ended, for any reason
         self._finished_req_ids: list[str] = []
         self._arrivals = itertools.count()
-        # How a guest that waits for something else lets so many seconds pass; a message to the engine ends it.
-        self.rest: Callable[[float], object] = time.sleep
+        self.rest = Rest()  # of guests that wait for something else
         self.use_guests(make_guests(self))
 
     def use_guests(self, guests: Sequence[SchedulerGuest]) -> None:

@@ -53,13 +53,11 @@ class HangClock:
 
 
 class CoreClient:
-    """A core process (`process`, or a new one), which ends with `close` or with this process. Its `name` is for errors;
+    """A core process, which ends with `close` or with this process. Its `name` is for errors;
     `num_blocks` of KV cache are known once it is ready. Send from the event loop of `receive`."""
 
-    def __init__(
-        self, config: VllmConfig, process: core_start.CoreProcessHandle | None = None, name: str = "the engine core"
-    ) -> None:
-        """Start the process; call `wait_until_ready` next. ValueError: a bad VLLM_ENGINE_HANG_TIMEOUT_S."""
+    def __init__(self, config: VllmConfig, core: core_start.CoreProcessHandle, name: str = "the engine core") -> None:
+        """Have the process start; call `wait_until_ready` next. ValueError: a bad VLLM_ENGINE_HANG_TIMEOUT_S."""
         self._name = name
         self._hang_seconds = envs.engine_hang_timeout_seconds()
         self._folder = tempfile.mkdtemp(prefix="vllm-")
@@ -74,11 +72,11 @@ class CoreClient:
         self._hangs = False
         self.num_messages = 0  # received; the core sends one after every step
         self.dead_error: EngineDeadError | None = None
-        self._process = process or core_start.start_core()
-        self._finalizer = weakref.finalize(self, _close, self._process, self._folder)
+        self._process = core.process
+        self._finalizer = weakref.finalize(self, _close, core, self._folder)
         addresses = self._address("input"), self._address("output")
         start = core_start.CoreStart(config, self._folder, *addresses, program=ahead.program())
-        core_start.tell_core(self._process, start)
+        core_start.tell_core(core, start)
         self.num_blocks = 0
 
     @property
@@ -268,6 +266,6 @@ class CoreClient:
         return f"ipc://{self._folder}/{name}"
 
 
-def _close(process: core_start.CoreProcessHandle, folder: str) -> None:
-    core_start.end_core(process)
+def _close(core: core_start.CoreProcessHandle, folder: str) -> None:
+    core_start.end_core(core)
     shutil.rmtree(folder, ignore_errors=True)

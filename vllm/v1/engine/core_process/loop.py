@@ -1,8 +1,9 @@
-"""The engine core in a process of its own. Its CoreStart comes pickled through stdin, which stays open as long as the
-parent lives; messages are multipart, their kind first."""
+"""The engine core in a process of its own. Its CoreStart comes pickled through stdin, a socket that stays open as long
+as the parent lives; messages are multipart, their kind first."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import pickle
@@ -19,8 +20,10 @@ import zmq
 from vllm.config import ModelConfig
 from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
+from vllm.utils.forked_children import wait_and_fork
 from vllm.utils.packed import ahead
 from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.core_process.rest import RestWithMessages
 from vllm.v1.engine.core_process.serial import decode_request, encode_outputs
 from vllm.v1.engine.core_process.start import ABORT, ADD, CALL, DEAD, OUTPUTS, READY, REPLY, STOP, CoreStart
 from vllm.v1.messages import EngineCoreOutput
@@ -59,7 +62,7 @@ class CoreProcess:
             # Grammars are read while the model is, so that no request waits for that.
             read_early(self._config.model_config)
             self._core = EngineCore(self._config)
-            self._core.scheduler.rest = lambda seconds: self._input.poll(seconds * 1000)
+            self._core.scheduler.rest = RestWithMessages(self._input)
             if self._config.parallel_config.world_size > 1:
                 self._core.executor.collective_rpc(_read_early, (self._config.model_config,))
             try:
@@ -149,8 +152,9 @@ class CoreProcess:
 
 def _end_with_parent(folder: str) -> None:
     """Exit when stdin ends: the parent has ended. One that was killed has left its folder."""
-    while os.read(0, 4096):
-        pass
+    with contextlib.suppress(ConnectionError):
+        while os.read(0, 4096):
+            pass
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
@@ -158,9 +162,11 @@ def _end_with_parent(folder: str) -> None:
 def main() -> int:
     """Run a core with the configuration from stdin; the process's exit status."""
     try:
+        if not wait_and_fork():
+            # The parent ended, or needs no core.
+            return 1
         start = pickle.load(sys.stdin.buffer)
-    except EOFError:
-        # The parent ended, or needs no core.
+    except (EOFError, ConnectionError):
         return 1
     ahead.act_for(start.program)
     threading.Thread(target=_end_with_parent, args=(start.folder,), daemon=True).start()

@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm.utils.child_signals import starting_child
+from vllm.utils.forked_children import ForkedChild, fork_child
 from vllm.utils.ray_utils import cluster_address
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 ADD, ABORT, CALL, STOP = b"add", b"abort", b"call", b"stop"
 READY, OUTPUTS, REPLY, DEAD = b"ready", b"outputs", b"reply", b"dead"
 
-CoreProcessHandle = subprocess.Popen[bytes]
+_BEGIN = b"b"  # before the first message; see wait_and_fork
 
 
 @dataclass(frozen=True)
@@ -38,39 +40,52 @@ class CoreStart:
     program: str  # that starts it; see vllm.utils.packed.ahead
 
 
+@dataclass(frozen=True)
+class CoreProcessHandle:
+    """A core's process, and the other end of its stdin, with which it ends."""
+
+    process: subprocess.Popen[bytes] | ForkedChild
+    channel: socket.socket
+
+
 def start_core() -> CoreProcessHandle:
     """A core process that imports what it needs and waits for `tell_core`. It ends with this process."""
-    # A fresh interpreter rather than a fork or a spawn: no thread is copied, and no main module is run again.
+    # A fresh interpreter rather than a fork or a spawn of this process: no thread is copied, and no main module is run
+    # again.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     if level := logging.getLogger("vllm").level:
         environment.setdefault("VLLM_LOGGING_LEVEL", logging.getLevelName(level))
     if (address := cluster_address()) is not None:
         environment.setdefault("RAY_ADDRESS", address)
     command = [sys.executable, "-m", "vllm.v1.engine"]
-    with starting_child():
-        return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+    ours, theirs = socket.socketpair()
+    with theirs, starting_child():
+        return CoreProcessHandle(subprocess.Popen(command, stdin=theirs.fileno(), env=environment), ours)
 
 
-def tell_core(process: CoreProcessHandle, start: CoreStart) -> None:
+def with_replicas(core: CoreProcessHandle, count: int) -> list[CoreProcessHandle]:
+    """`count` cores, of which `core`, which nobody has told anything, is the first. The others are forked from it once
+    it has imported what they all need, so that this is in memory once; where that cannot be, they are started."""
+    forked = [fork_child(core.channel) for _ in range(count - 1)]
+    return [core, *(start_core() if each is None else CoreProcessHandle(*each) for each in forked)]
+
+
+def tell_core(core: CoreProcessHandle, start: CoreStart) -> None:
     """Send a core its configuration."""
-    assert process.stdin is not None
     # A core that died at once is noticed by its exit status.
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(pickle.dumps(start))
-        process.stdin.flush()
+    with contextlib.suppress(ConnectionError):
+        core.channel.sendall(_BEGIN + pickle.dumps(start))
 
 
-def end_core(process: CoreProcessHandle) -> None:
+def end_core(core: CoreProcessHandle) -> None:
     """Make sure that the process is gone."""
-    if process.poll() is None:
-        kill_core(process)
-        process.wait()
-    if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+    if core.process.poll() is None:
+        kill_core(core.process)
+        core.process.wait()
+    core.channel.close()
 
 
-def kill_core(process: CoreProcessHandle) -> None:
+def kill_core(process: subprocess.Popen[bytes] | ForkedChild) -> None:
     """Kill the process and its descendants: a worker that hangs does not end with its core."""
     pids = _descendants(process.pid)
     process.kill()

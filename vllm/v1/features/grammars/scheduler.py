@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from vllm.config import ModelConfig
@@ -19,8 +19,8 @@ class GrammarCompiler(SchedulerGuest):
     """Requests whose grammar this process has not compiled yet are not queued before it has. The tokenizer, too, is
     read for the first of them."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        self._config = config
+    def __init__(self, config: ModelConfig, scheduler: Any) -> None:
+        self._config, self._scheduler = config, scheduler
         self._threads: ThreadPoolExecutor | None = None
         self._requests: dict[str, tuple[Request, Future[Any]]] = {}
 
@@ -35,6 +35,7 @@ class GrammarCompiler(SchedulerGuest):
         wait([compiled], timeout=0.001)
         if compiled.done() and compiled.exception() is None:
             return False
+        compiled.add_done_callback(self._scheduler.rest.wake)
         self._requests[request.request_id] = request, compiled
         return True
 
@@ -42,8 +43,8 @@ class GrammarCompiler(SchedulerGuest):
         """In order of their arrival."""
         if not self._requests:
             return ()
-        if is_idle:
-            wait([compiled for _, compiled in self._requests.values()], _PATIENCE, FIRST_COMPLETED)
+        if is_idle and not any(compiled.done() for _, compiled in self._requests.values()):
+            self._scheduler.rest(_PATIENCE)
         ready = [(request, compiled) for request, compiled in self._requests.values() if compiled.done()]
         for request, _ in ready:
             del self._requests[request.request_id]

@@ -106,6 +106,7 @@ class Connections(SchedulerGuest):
         self._params: dict[str, dict[str, Any]] = {}  # what the connector says at a request's end
         # Requests of whose end the worker's side does not know yet, and those of which a step has told it since.
         self._untold, self._told = set[str](), set[str]()
+        self._met = set[str]()  # those of which the connector was asked
         self._step: SchedulerOutput | None = None  # the latest
         self._is_empty = False  # the latest step has no tokens, and no other one has had results since
         # Content that is offered to the request being admitted, by its place after the cached blocks.
@@ -165,6 +166,7 @@ class Connections(SchedulerGuest):
         self._offered = {}
         if self._is_name_taken(request):
             return None, False, 0
+        self._met.add(request.request_id)
         is_done = self._is_off or request.request_id in self._done or not self._content.has_name(request)
         # Final hidden states, which prompt logprobs need, are not carried.
         reads_prompt = request.next_prompt_row is not None
@@ -243,7 +245,10 @@ class Connections(SchedulerGuest):
         for waiting in (self._undecided, self._to_load):
             waiting.pop(name, None)
         self._loaded = [each for each in self._loaded if each[0] is not request]
-        if self._is_off or self._is_name_taken(request):
+        # A step that told of an earlier one's end may have been discarded since this one began.
+        is_met = name in self._met
+        self._met.discard(name)
+        if self._is_off or (self._is_name_taken(request) and not is_met):
             self._content.forget(request)
             return
         if (load := self._loads.get(name)) is not None:
@@ -416,15 +421,18 @@ class Connections(SchedulerGuest):
             self._num_loaded -= loaded
             self._num_hit -= hit
 
+    def heard(self, output: ModelRunnerOutput) -> None:
+        answers = output.parts.of(RankAnswers)
+        if answers is not None:
+            self._hear(answers)
+
     def update(self, step: SchedulerOutput, output: ModelRunnerOutput, outputs: list[EngineCoreOutput]) -> None:
         if step.total_num_scheduled_tokens:
             # Over stages an empty step may be in flight, while the next one has something to compute.
             self._is_empty = False
         for new in step.scheduled_new_reqs:
             self._counted.pop(new.req_id, None)
-        answers = output.parts.of(RankAnswers)
-        if answers is not None:
-            self._hear(answers)
+        self.heard(output)
         for each in outputs if self._params else ():
             if each.finish_reason is not None:
                 each.kv_transfer_params = self._params.pop(each.request_id, None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -29,8 +29,8 @@ from vllm.v1.request import Request
 
 logger = init_logger(__name__)
 
-# How long a step that has nothing else to do waits for a read, in seconds.
-_PATIENCE = 0.02
+# How long a step that has nothing else to do waits for a read, which wakes it, and for a write, in seconds.
+_PATIENCE, _WRITE_PATIENCE = 0.02, 0.001
 # How long an answer waits until its prompt's blocks are written that another engine is to read, in seconds.
 _HAND_ON_SECONDS = 10.0
 # Steps of fewer tokens are slower by token than prompts are.
@@ -159,7 +159,9 @@ class StoredPrefixes(SchedulerGuest):
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, "kv-store-reads")
         if new:
-            self._pending |= dict.fromkeys(new, self._threads.submit(self._read, new))
+            read = self._threads.submit(self._read, new)
+            read.add_done_callback(self._scheduler.rest.wake)
+            self._pending |= dict.fromkeys(new, read)
         self._reads[request.request_id] = Read(request, keys, {self._pending[key] for key in keys})
         return True
 
@@ -214,13 +216,14 @@ class StoredPrefixes(SchedulerGuest):
     def prepared(self, is_idle: bool) -> Sequence[tuple[Request, str | None]]:
         """In order of their arrival."""
         if self._held:
-            self._end_held(_PATIENCE if is_idle and not self._reads else 0.0)
+            self._end_held()
         if not self._reads:
+            if is_idle and self._held:
+                self._scheduler.rest(_WRITE_PATIENCE)
             return ()
         done = self._done_reads()
         if is_idle and not done:
-            parts = {part for each in self._reads.values() for part in each.parts}
-            wait({part for part in parts if not part.done()}, _PATIENCE, FIRST_COMPLETED)
+            self._scheduler.rest(_PATIENCE)
             done = self._done_reads()
         found = [self._reads.pop(name) for name in done]
         for name, each in zip(done, found, strict=True):
@@ -349,18 +352,17 @@ class StoredPrefixes(SchedulerGuest):
         outputs[:] = [each for each in outputs if each.request_id not in ended]
         self._handed_on.intersection_update(self._requests)
 
-    def _end_held(self, seconds: float) -> None:
-        """Give the ends whose time has come, waiting for the first one."""
+    def _end_held(self) -> None:
+        """Give the ends whose time has come."""
         while self._held:
             first = self._held[0]
-            is_written = self.store.flush(seconds, first.number)
+            is_written = self.store.flush(0.0, first.number)
             if not is_written and time.monotonic() < first.until:
                 return
             if is_written:
                 first.output.kv_transfer_params = {"do_remote_prefill": True, "do_remote_decode": False}
             self._scheduler.refused.append(first.output)
             self._held.popleft()
-            seconds = 0.0
 
     def transfers(self) -> bool:
         return bool(self._held)
