@@ -65,7 +65,7 @@ class Flushing {
   const unsigned before_;
 };
 
-// What add_bf16_products adds up for one row and 16 columns, a word of either at a time.
+// The sums of add_bf16_products for one row and 16 columns, a word of either at a time.
 struct PairSums {
   Vec even = zero(), odd = zero();
   void add(uint32_t row, __m512i columns) {

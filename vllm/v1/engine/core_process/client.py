@@ -249,7 +249,7 @@ class CoreClient:
                     is_ready, self.num_blocks = True, msgspec.msgpack.decode(data)["num_blocks"]
                 else:
                     self._cause = data.decode()
-            if self._process.poll() is not None and not self._from_core.poll(self._last_words_seconds() * 1000):
+            if self._process.poll() is not None and not self._from_core.poll(int(self._last_words_seconds() * 1000)):
                 raise self._die()
 
     def _last_words_seconds(self) -> float:
