@@ -75,6 +75,13 @@ struct PairChunk : Chunk<BF16> {
     return (__m512bh)words_of(at, at + key_stride, kLanes);
   }
 
+  // Fetches what the next chunk has in the place of a run's pair of dimensions, and as much of its values.
+  [[gnu::always_inline]] void fetch_next_pair(int run, int64_t pair) const {
+    __builtin_prefetch(next->keys[run] + 2 * pair * key_stride);
+    if (key_stride != kRun) __builtin_prefetch(next->keys[run] + (2 * pair + 1) * key_stride);
+    __builtin_prefetch(next->values[run] + 2 * pair * kRun);
+  }
+
   // The word has `n` dimensions from `d` on; `seen` masks tokens that may be no numbers.
   __m512bh value_pair(int token, int64_t dim, int64_t d, int n, uint32_t seen) const {
     const BF16* at = value(token, dim) + d;

@@ -104,6 +104,7 @@ struct ThreadArgs {
   explicit ThreadArgs(const LinearArgs& a) : args(a), prepared(size(a)) { args.prepared = prepared.get(); }
   ~ThreadArgs() {
     if constexpr (TakesAnyHeight<Product>) Product::finish();
+    if (args.streams) finish_streams();
   }
   static int64_t size(const LinearArgs& a) {
     if constexpr (PreparesPanels<Product>) return Product::prepared_size(a);
@@ -162,14 +163,21 @@ class Gemm {
     }
   }
 
-  // How rows [first, last) fall into tiles of about equal height.
+  // How rows [first, last) fall into tiles of about equal height, or where any height will do into whole ones and what is left.
   struct Tiles {
     int64_t first, last, count;
     Tiles(int64_t first, int64_t last)
         : first(first), last(last), count((last - first + kMaxRows - 1) / kMaxRows) {}
-    int64_t start(int64_t tile) const { return first + (last - first) * tile / count; }
+    int64_t start(int64_t tile) const {
+      if constexpr (TakesAnyHeight<Product>) return least(first + tile * kMaxRows, last);
+      return first + (last - first) * tile / count;
+    }
     int64_t height(int64_t tile) const { return start(tile + 1) - start(tile); }
-    int64_t tile_of(int64_t row) const { return ((row - first + 1) * count - 1) / (last - first); }
+    int highest() const { return static_cast<int>(height(TakesAnyHeight<Product> ? 0 : count - 1)); }
+    int64_t tile_of(int64_t row) const {
+      if constexpr (TakesAnyHeight<Product>) return (row - first) / kMaxRows;
+      return ((row - first + 1) * count - 1) / (last - first);
+    }
   };
 
   // A tile of R rows times panels [begin, end).
@@ -262,17 +270,21 @@ class Gemm {
   // after the last of them.
   static void multiply_block(const LinearArgs& a, const Tiles& tiles, int64_t begin, int64_t end, int64_t next,
                              const Element* packed) {
-    const int64_t together = panels_at_a_time(a, static_cast<int>(tiles.height(tiles.count - 1)));
+    const int64_t together = panels_at_a_time(a, tiles.highest());
     for (int64_t panel = begin; panel < end; panel += together) {
       const int64_t stop = least(panel + together, end);
       const int64_t then = stop < end ? stop : next;
       if constexpr (PreparesPanels<Product>) Product::prepare(a, panel, stop);
       if (a.adapted.b != nullptr) fetch_blocks<Row>(a, panel, stop);
-      // While the first tile passes, the panels themselves come from memory.
+      // While the first tile passes, the panels themselves come from memory, but for matrix tiles: these are so fast that the
+      // next panels have to be fetched all the time.
+      constexpr bool kAlways = TakesAnyHeight<Product>;
       const int64_t bytes = least(stop - panel, num_panels(a) - then) * Product::panel_size(a);
-      const int64_t calls = (stop - panel + kFew - 1) / kFew, runs = num_runs(a);
-      const int64_t share = (tiles.count - 1) * calls * runs * 64;
-      Ahead ahead{static_cast<const char*>(a.weight) + then * Product::panel_size(a), 0};
+      const int64_t at_once = kAlways ? Product::panels_at_once(tiles.highest()) : kFew;
+      const int64_t calls = (stop - panel + at_once - 1) / at_once, runs = num_runs(a);
+      const int64_t share = (tiles.count - !kAlways) * calls * runs * 64;
+      const int lines = bytes > 0 && share > 0 ? static_cast<int>((bytes + share - 1) / share) : 0;
+      Ahead ahead{static_cast<const char*>(a.weight) + then * Product::panel_size(a), kAlways ? lines : 0};
       for (int64_t tile = 0; tile < tiles.count; ++tile) {
         const int64_t start = tiles.start(tile);
         const int height = static_cast<int>(tiles.height(tile));
@@ -283,7 +295,7 @@ class Gemm {
           multiply_tile<kMaxRows>(height, a, x, start, panel, stop, ahead);
         }
         ahead.at += ahead.lines * calls * runs * 64;
-        if (bytes > 0 && share > 0) ahead.lines = static_cast<int>((bytes + share - 1) / share);
+        ahead.lines = lines;
       }
     }
   }
@@ -303,7 +315,6 @@ class Gemm {
       for (int64_t part = shares.claim(&turn); part < blocks; part = shares.claim(&turn)) {
         multiply_rows(own.args, a.rows * part / blocks, a.rows * (part + 1) / blocks, packer, packed.get());
       }
-      if (a.streams) finish_streams();
     }
   }
 
@@ -326,7 +337,6 @@ class Gemm {
           multiply_block(own.args, tiles, panels * group / groups, panels * (group + 1) / groups, panels, packed.get());
         }
       }
-      if (a.streams) finish_streams();
     }
   }
 
@@ -354,7 +364,7 @@ class Gemm {
     const Tiles tiles(0, a.rows);
     const Packer packer(a);
     Scratch<Element> packed(a.rows * Product::packed_row(a));
-    const bool in_runs = Product::panels_at_once(static_cast<int>(tiles.height(tiles.count - 1))) > kFew;
+    const bool in_runs = Product::panels_at_once(tiles.highest()) > kFew;
     // Single ones at the end, so that all finish together.
     const int64_t groups = in_runs ? 0 : panels > threads ? (panels - threads) / kFew : 0;
     const int64_t parts = in_runs ? least(threads, panels) : groups + panels - groups * kFew;
@@ -371,7 +381,6 @@ class Gemm {
         }
         multiply_block(own.args, tiles, begin, end, begin + (end - begin) * threads, packed.get());
       }
-      if (a.streams) finish_streams();
     }
   }
 };

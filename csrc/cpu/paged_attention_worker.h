@@ -28,8 +28,9 @@ void find_token(const AttentionArgs& a, int64_t request, int64_t head, int64_t t
 
 #if defined(__AVX512BF16__)
 // Brings a step's chunk into words, of the tokens from `seen` to `count` that some row sees; zeros are beside their values.
+// `fetches` the next chunk meanwhile.
 inline void pack_pairs(const AttentionArgs& a, int64_t request, const Step& step, int64_t seen, int64_t count,
-                       const PairChunk& chunk, const WidePairChunk& to) {
+                       const PairChunk& chunk, const WidePairChunk& to, bool fetches) {
   const int64_t dim = a.head_dim;
   if (!runs_are_whole(a)) {
     std::memset(to.values, 0, kChunk / 2 * dim * sizeof(uint32_t));
@@ -47,6 +48,7 @@ inline void pack_pairs(const AttentionArgs& a, int64_t request, const Step& step
   }
   for (int64_t begin = seen / kRun * kRun; begin < count; begin += kRun) {
     for (int64_t pair = 0; pair < dim / 2; ++pair) {
+      if (fetches) chunk.fetch_next_pair(static_cast<int>(begin / kRun), pair);
       _mm512_storeu_si512(to.keys + pair * kChunk + begin, (__m512i)chunk.key_pair(static_cast<int>(begin), pair));
     }
   }

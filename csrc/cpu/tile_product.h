@@ -59,10 +59,10 @@ inline RowTiles& row_tiles() {
 // sums [panels][rows][2] of `rows` packed rows of x [ceil(inner / 32)][rows][32] times one panel or, of up to 16 rows, two.
 // panel_at(p, step) is where panel p has its values of k from 32 * step on: [16][32][2].
 template <int P, typename Panel, typename Next>
-[[gnu::always_inline]] inline void multiply_row_tiles(const BF16* x, int rows, int64_t inner, const Panel& panel_at,
-                                                      const Next& next, Vec* sums) {
+[[gnu::always_inline]] inline void multiply_row_tiles(RowTiles& tiles, const BF16* x, int rows, int64_t inner,
+                                                      const Panel& panel_at, const Next& next, Vec* sums) {
   constexpr int64_t kPairRow = kPanel * 2 * sizeof(BF16), kHalf = kPanel;
-  row_tiles().shape(rows);
+  tiles.shape(rows);
   const int64_t steps = (inner + kTileInner - 1) / kTileInner;
   const bool two = rows > kTileRows;
   for (int64_t step = 0; step < steps; ++step, x += rows * kTileInner) {
@@ -93,6 +93,53 @@ template <int P, typename Panel, typename Next>
     store_tile<2>(more, kSumsRow);
     store_tile<3>(more + 1, kSumsRow);
   }
+}
+
+// Finishes and writes a tile's sums a few rows at a time, while the matrix unit multiplies the thread's next one.
+class TileWriter {
+ public:
+  static constexpr int kMostSums = 2 * kTileRows * 2;
+
+  // Where the next tile's sums go.
+  Vec* sums() { return sums_[turn_]; }
+
+  // These are there now: [panels][rows][2].
+  void add(const LinearArgs& a, int rows, int panels, int64_t row, int64_t panel) {
+    args_ = &a;
+    rows_ = rows;
+    row_ = row;
+    panel_ = panel;
+    at_ = 0;
+    left_ = rows * panels;
+    turn_ = 1 - turn_;
+  }
+
+  int left() const { return left_; }
+
+  void write(int count) {
+    for (count = count < left_ ? count : left_; count > 0;) {
+      const int r = at_ % rows_, some = count < rows_ - r ? count : rows_ - r;
+      write_rows<BF16, 1>(*args_, sums_[1 - turn_] + 2 * at_, some, row_ + r, panel_ + at_ / rows_, 0);
+      at_ += some;
+      left_ -= some;
+      count -= some;
+    }
+  }
+
+ private:
+  Vec sums_[2][kMostSums];
+  const LinearArgs* args_ = nullptr;
+  int64_t row_ = 0, panel_ = 0;
+  int rows_ = 0, at_ = 0, left_ = 0, turn_ = 0;
+};
+
+struct TileThread {
+  RowTiles tiles;
+  TileWriter writer;
+};
+inline TileThread& tile_thread() {
+  static thread_local TileThread thread;
+  return thread;
 }
 
 struct TileProduct {
@@ -130,25 +177,36 @@ struct TileProduct {
         std::memcpy(last[p], weight + p * size + whole * kTileInner * kPanel, static_cast<size_t>(left * kPanel) * sizeof(BF16));
       }
     }
-    Vec sums[P * (P == 1 ? kMaxRows : kTileRows) * 2];
+    TileThread& thread = tile_thread();
+    TileWriter& writer = thread.writer;
     multiply_row_tiles<P>(
-        x, rows, a.inner,
+        thread.tiles, x, rows, a.inner,
         [&](int p, int64_t step) VLLM_INLINE {
           if (step == whole) return static_cast<const BF16*>(last[p]);
           const BF16* at = weight + p * size + step * kTileInner * kPanel;
-          for (int line = 0; line < kTileInner; ++line) __builtin_prefetch(at + (kStepsAhead * kTileInner + line) * kPanel);
           return at;
         },
-        [&]() VLLM_INLINE { ahead(kTileInner / kRun); }, sums);
-    for (int p = 0; p < P; ++p) write_rows<BF16, 1>(a, sums + p * rows * 2, rows, row, panel + p, 0);
+        [&]() VLLM_INLINE {
+          ahead(kTileInner / kRun);
+          writer.write(kRowsAtATime);
+        },
+        writer.sums());
+    writer.write(writer.left());
+    writer.add(a, rows, P, row, panel);
   }
 
   // After a thread's last product.
-  static void finish() { row_tiles().release(); }
+  static void finish() {
+    TileThread& thread = tile_thread();
+    thread.tiles.release();
+    thread.writer.write(thread.writer.left());
+  }
 
  private:
   // How far ahead to fetch weights: what the hardware fetches by itself stops at each page.
   static constexpr int kStepsAhead = 2;
+  // Rows of the last tile to write in a step: enough to be done before the next tile is.
+  static constexpr int kRowsAtATime = 8;
 };
 
 }  // namespace VLLM_ISA

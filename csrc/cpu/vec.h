@@ -53,7 +53,7 @@ template <int N, typename F>
 // e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, n into the exponent. Above the greatest
 // finite result it is infinity, below the least normal one what a float still has, or 0; NaN stays NaN.
 inline Vec exp(Vec x) {
-  const Vec low = set1(kScaleOverflows ? -200.0f : -87.336544f), high = set1(kScaleOverflows ? 200.0f : 88.376259f);
+  const Vec low = set1(-87.336544f), high = set1(kScaleOverflows ? 200.0f : 88.376259f);
   // The operand order lets NaN pass: on x86 min and max return the second operand then.
   const Vec clamped = min(high, max(low, x));
   const Vec n = round(clamped * set1(1.44269504f));
@@ -68,8 +68,8 @@ inline Vec exp(Vec x) {
   p = fma(p, r, set1(1.0f));
   p = fma(p, r, set1(1.0f));
   const Vec result = scale_by_power_of_two(p, n);
-  if constexpr (kScaleOverflows) return result;
-  return select(gt(x, high), set1(__builtin_inff()), select(lt(x, low), zero(), result));
+  const Vec above_zero = select(lt(x, low), zero(), result);
+  return kScaleOverflows ? above_zero : select(gt(x, high), set1(__builtin_inff()), above_zero);
 }
 
 // 2^r for |r| <= 1/2: the polynomial that is the minimax one of relative error.
@@ -83,20 +83,19 @@ inline Vec exp2_of_half(Vec r) {
   return fma(p, r, set1(1.0f));
 }
 
-// 2^x to about 1 ulp for -126 <= x <= 127; below that 0 or what a float still has; NaN stays NaN.
+// 2^x to about 1 ulp for -126 <= x <= 127, 0 below; NaN stays NaN.
 inline Vec exp2(Vec x) {
-  const Vec low = set1(kScaleOverflows ? -200.0f : -126.0f);
+  const Vec low = set1(-126.0f);
   const Vec clamped = max(low, x);
   const Vec n = round(clamped);
-  const Vec result = scale_by_power_of_two(exp2_of_half(clamped - n), n);
-  return kScaleOverflows ? result : select(lt(x, low), zero(), result);
+  return select(lt(x, low), zero(), scale_by_power_of_two(exp2_of_half(clamped - n), n));
 }
 
 // x / (1 + e^-x) to about 2 ulp; for x below -87, where that is less than 1e-35, what a float still has of it or -0. NaN
 // stays NaN, and -inf becomes it. e^-x is 2^(r - n) with n = round(x / ln 2), and 1 / ln 2 is in two parts, since the
 // first is exact to a float's last bit only.
 inline Vec silu(Vec x) {
-  const Vec high = set1(kScaleOverflows ? 200.0f : 87.0f), low = zero() - high;
+  const Vec high = set1(87.0f), low = set1(kScaleOverflows ? -200.0f : -87.0f);
   const Vec inverse_ln2 = set1(1.44269504f), minus_inverse_ln2 = set1(-1.44269504f);
   const Vec clamped = min(high, max(low, x));
   const Vec n = round(clamped * inverse_ln2);

@@ -38,6 +38,17 @@ def test_any_number_of_rows(head_dim: int) -> None:
         assert torch.equal(batch.part(0, 40 - rows).run("cpp"), whole[40 - rows :])
 
 
+@pytest.mark.parametrize("tiny", ["q", "k_cache", "v_cache"])
+def test_any_number_of_rows_of_tiny_numbers(tiny: str) -> None:
+    """Matrix tiles count numbers below the smallest normal one as zero."""
+    batch = one_request(40, 100)
+    numbers = getattr(batch, tiny)
+    numbers.copy_((numbers.float() * 2.0**-126).to(numbers.dtype))
+    whole = batch.run("cpp")
+    for rows in (1, 3, 4, 5, 17):
+        assert torch.equal(batch.part(0, 40 - rows).run("cpp"), whole[40 - rows :])
+
+
 @pytest.mark.parametrize("dims", [(16, 16), (48, 2), (80, 48)], ids=str)
 def test_any_number_of_rows_of_latents(dims: tuple[int, int]) -> None:
     batch = make_latent_batch([(40, 100)], torch.bfloat16, 1, dims)

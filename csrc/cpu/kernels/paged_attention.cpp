@@ -97,7 +97,7 @@ class PairRows : protected PagedRows {
 
   void attend(const Step& step, const Near& chunk) {
     attend_either(step, chunk, wide_, [&](int64_t seen, int64_t count) {
-      pack_pairs(a_, member_of(step).request, step, seen, count, chunk, wide_);
+      pack_pairs(a_, member_of(step).request, step, seen, count, chunk, wide_, false);
     });
   }
 

@@ -1,5 +1,5 @@
-// paged_attention of bfloat16 over a cache of bfloat16 by matrix tiles (see tile_attention.h), few rows as many. Others attend
-// as on the levels below.
+// paged_attention of bfloat16 over a cache of bfloat16 by matrix tiles (see tile_attention.h), or by what gives the same bits.
+// Other dtypes attend as on the levels below.
 //
 // A chunk is brought into the layout of right tiles once for all rows that share it, which takes about one row's time.
 #include "../paged_attention_worker.h"
@@ -34,23 +34,39 @@ class MatrixRows : protected TileRows {
     // Tokens that no row of the step sees have no values, whatever lies there.
     const Member& member = member_of(step);
     const int64_t seen = greatest(first_token(step) - step.start, 0), count = least(kChunk, member.end() - step.start);
-    pack_pairs(a_, member.request, step, seen, count, chunk, chunk_);
-    const Partial to = target(step);
-    const bool fresh = is_fresh(step);
     int64_t row = first_row(step);
     const int64_t end = end_row(step), tiles = (end - row + kTileRows - 1) / kTileRows;
+    const bool few = end - row <= kFewRows && runs_are_whole(a_);
+    // Beside a few tiles' work the next chunk would arrive all at once.
+    const bool early = tiles < kTilesToFetchBeside;
+    if (!few) pack_pairs(a_, member.request, step, seen, count, chunk, chunk_, early);
+    const Partial to = target(step);
+    const bool fresh = is_fresh(step);
     for (int64_t tile = 0; tile < tiles; ++tile, row += kTileRows) {
-      chunk.fetch_next(tile, tiles, dim_);
+      if (!early) chunk.fetch_next(tile, tiles, dim_);
       const int rows = static_cast<int>(least(kTileRows, end - row));
       int from[kTileRows], valid[kTileRows];
       const int tokens = find_seen(step, row, rows, from, valid);
       const auto adjusted = [&](float* scores, int64_t r, int count) VLLM_INLINE { adjust(step, row + r, count, scores); };
-      tiles_.attend(chunk_, q_ + row * inner_, rows, inner_, dim_, from, valid, tokens, factor(), adjusts(), adjusted, scores_,
-                    to.out + row * dim_, to.max + row, sums_ + row * kLanes, fresh);
+      const BF16* q = q_ + row * inner_;
+      float *out = to.out + row * dim_, *row_max = to.max + row, *sums = sums_ + row * kLanes;
+      if (few) {
+        with_rows<kFewRows>(rows, [&]<int R>() {
+          attend_few<R>(chunk, q, inner_, dim_, from, valid, tokens, seen, count, factor(), adjusts(), adjusted, scores_, out,
+                        row_max, sums, fresh);
+        });
+      } else {
+        tiles_.attend(chunk_, q, rows, inner_, dim_, from, valid, tokens, factor(), adjusts(), adjusted, scores_, out, row_max,
+                      sums, fresh);
+      }
     }
   }
 
  private:
+  static constexpr int64_t kTilesToFetchBeside = 4;
+  // Rows that attend without tiles: see attend_few.
+  static constexpr int kFewRows = 4;
+
   static int64_t own_size(const AttentionArgs& a, const Plan& plan) {
     return (kChunk + plan.most_rows) * tile_inner(a.head_dim) / 2 + kChunk / 2 * a.head_dim + kTileRows * kChunk;
   }

@@ -27,6 +27,7 @@ from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 OutputHandler = Callable[[list[EngineCoreOutput], dict[str, Any]], None]
 
 _STOP_SECONDS = 5.0
+_LAST_WORDS_SECONDS = 1.0
 _NUM_LOOKS = 20
 
 
@@ -121,8 +122,9 @@ class CoreClient:
                 died.set()
 
         def stop() -> None:
-            self._stop_receiving = None
-            loop.remove_reader(descriptor)
+            if self._stop_receiving is not None:
+                self._stop_receiving = None
+                loop.remove_reader(descriptor)
 
         self._stop_receiving = stop
         loop.add_reader(descriptor, take)
@@ -132,15 +134,20 @@ class CoreClient:
             await died.wait()
             if failure is not None:
                 raise failure
+            stop()
+            # Its last messages may reach the socket after its end is seen.
+            deadline = loop.time() + self._last_words_seconds()
             while self._take_message(handle):
                 pass
+            while self._cause is None and loop.time() < deadline:
+                if not self._take_message(handle):
+                    await asyncio.sleep(0.005)
             raise self._die()
         finally:
             # A loop that closed around this task takes no more callbacks.
             if not loop.is_closed():
                 looking.cancel()
-            if self._stop_receiving is not None:
-                stop()
+            stop()
 
     def ask_to_stop(self) -> None:
         """Ask the process to end, without waiting; `close` waits."""
@@ -242,8 +249,12 @@ class CoreClient:
                     is_ready, self.num_blocks = True, msgspec.msgpack.decode(data)["num_blocks"]
                 else:
                     self._cause = data.decode()
-            if self._process.poll() is not None and not self._from_core.poll(0):
+            if self._process.poll() is not None and not self._from_core.poll(int(self._last_words_seconds() * 1000)):
                 raise self._die()
+
+    def _last_words_seconds(self) -> float:
+        """How long to wait for the cause from a process that has ended: only one that failed by itself sends it."""
+        return _LAST_WORDS_SECONDS if self._cause is None and self._process.poll() == 1 else 0
 
     def _bind(self, kind: int, name: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)

@@ -43,9 +43,9 @@ class CoreProcess:
     """The process's loop: take messages, run a step, send its outputs."""
 
     def __init__(self, start: CoreStart) -> None:
-        context = zmq.Context()
-        self._input = context.socket(zmq.PULL)
-        self._output = context.socket(zmq.PUSH)
+        self._context = zmq.Context()
+        self._input = self._context.socket(zmq.PULL)
+        self._output = self._context.socket(zmq.PUSH)
         for socket in (self._input, self._output):
             # No message is dropped at a high-water mark; unsent ones delay the process's end by a second at most.
             socket.set_hwm(0)
@@ -78,6 +78,8 @@ class CoreProcess:
         finally:
             self._input.close()
             self._output.close()
+            # Waits until the last messages are out: the interpreter's end does not.
+            self._context.term()
 
     def _serve(self) -> None:
         # These objects live as long as the process: keep the garbage collector from visiting them.
