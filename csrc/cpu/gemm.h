@@ -22,8 +22,8 @@
 //
 // and, if the second-level cache is larger than most:
 //
-//   kBlockBytes                   of packed rows that stay in it, if those of this file's are fewer than kBlockRows
-//   kPanelBytes                   in place of kPanelsAtATime
+//   kBlockBytes                   in place of this file's, where that is fewer than kBlockRows packed rows
+//   kPanelBytes                   of panels that stay there beside them, in place of kPanelsAtATime
 //
 // and, if it leaves rows to another product:
 //
@@ -31,7 +31,8 @@
 //
 // and, if it multiplies tiles of any height in one function, in place of multiply:
 //
-//   multiply_rows<P>(args, x, rows, row, panel, ahead)   `rows` packed rows times P panels, P one of panels_at_once
+//   multiply_rows<P>(args, x, rows, row, panel, ahead)   `rows` packed rows times P panels, P one of panels_at_once; calls
+//                                                        `ahead` with the runs of each of them
 //   finish()                                             after a thread's last product
 //
 // Include only from kernels/*.cpp.
@@ -200,7 +201,7 @@ class Gemm {
     const int64_t step = num_runs(a) * ahead.lines * 64;
     int64_t panel = begin;
     if (Product::panels_at_once(rows) == 2) {
-      for (; panel + 2 <= end; panel += 2, ahead.at += step) Product::template multiply_rows<2>(a, x, rows, row, panel, ahead);
+      for (; panel + 2 <= end; panel += 2, ahead.at += 2 * step) Product::template multiply_rows<2>(a, x, rows, row, panel, ahead);
     }
     for (; panel < end; ++panel, ahead.at += step) Product::template multiply_rows<1>(a, x, rows, row, panel, ahead);
   }
@@ -280,8 +281,7 @@ class Gemm {
       // next panels have to be fetched all the time.
       constexpr bool kAlways = TakesAnyHeight<Product>;
       const int64_t bytes = least(stop - panel, num_panels(a) - then) * Product::panel_size(a);
-      const int64_t at_once = kAlways ? Product::panels_at_once(tiles.highest()) : kFew;
-      const int64_t calls = (stop - panel + at_once - 1) / at_once, runs = num_runs(a);
+      const int64_t calls = kAlways ? stop - panel : (stop - panel + kFew - 1) / kFew, runs = num_runs(a);
       const int64_t share = (tiles.count - !kAlways) * calls * runs * 64;
       const int lines = bytes > 0 && share > 0 ? static_cast<int>((bytes + share - 1) / share) : 0;
       Ahead ahead{static_cast<const char*>(a.weight) + then * Product::panel_size(a), kAlways ? lines : 0};

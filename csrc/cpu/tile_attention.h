@@ -57,7 +57,7 @@ inline void add_value_tiles(const uint32_t* values, const float* weights, float*
 // In its life numbers below the smallest normal one count as zero, as they do to matrix tiles.
 class Flushing {
  public:
-  Flushing() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+  Flushing() : before_(_mm_getcsr()) { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON); }
   ~Flushing() { _mm_setcsr(before_); }
   Flushing(const Flushing&) = delete;
 

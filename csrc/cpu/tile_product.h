@@ -51,11 +51,6 @@ class RowTiles {
   int64_t bytes_ = 0;
 };
 
-inline RowTiles& row_tiles() {
-  static thread_local RowTiles tiles;
-  return tiles;
-}
-
 // sums [panels][rows][2] of `rows` packed rows of x [ceil(inner / 32)][rows][32] times one panel or, of up to 16 rows, two.
 // panel_at(p, step) is where panel p has its values of k from 32 * step on: [16][32][2].
 template <int P, typename Panel, typename Next>
@@ -141,6 +136,7 @@ inline TileThread& tile_thread() {
   static thread_local TileThread thread;
   return thread;
 }
+inline RowTiles& row_tiles() { return tile_thread().tiles; }
 
 struct TileProduct {
   using Row = BF16;
@@ -182,12 +178,10 @@ struct TileProduct {
     multiply_row_tiles<P>(
         thread.tiles, x, rows, a.inner,
         [&](int p, int64_t step) VLLM_INLINE {
-          if (step == whole) return static_cast<const BF16*>(last[p]);
-          const BF16* at = weight + p * size + step * kTileInner * kPanel;
-          return at;
+          return step == whole ? last[p] : weight + p * size + step * kTileInner * kPanel;
         },
         [&]() VLLM_INLINE {
-          ahead(kTileInner / kRun);
+          ahead(P * kTileInner / kRun);
           writer.write(kRowsAtATime);
         },
         writer.sums());
@@ -203,8 +197,6 @@ struct TileProduct {
   }
 
  private:
-  // How far ahead to fetch weights: what the hardware fetches by itself stops at each page.
-  static constexpr int kStepsAhead = 2;
   // Rows of the last tile to write in a step: enough to be done before the next tile is.
   static constexpr int kRowsAtATime = 8;
 };

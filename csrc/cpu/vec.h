@@ -51,7 +51,8 @@ template <int N, typename F>
 }
 
 // e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, n into the exponent. Above the greatest
-// finite result it is infinity, below the least normal one what a float still has, or 0; NaN stays NaN.
+// finite result it is infinity, and 0 below the least normal one, which some CPUs take many times as long for; NaN stays
+// NaN.
 inline Vec exp(Vec x) {
   const Vec low = set1(-87.336544f), high = set1(kScaleOverflows ? 200.0f : 88.376259f);
   // The operand order lets NaN pass: on x86 min and max return the second operand then.

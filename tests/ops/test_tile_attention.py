@@ -68,14 +68,16 @@ def test_rows_that_are_no_numbers_stay_alone(value: float) -> None:
 
 
 def attended() -> Tensor:
-    """Rows over parts of chunks, whole ones and several segments."""
+    """Many rows and few, over parts of chunks, whole ones and several segments."""
     torch.manual_seed(0)
     results = []
     for tokens in (1, 40, 64, 300):
-        results.append(one_request(min(tokens, 35), tokens, 80, (3, 1)).run("cpp"))
+        queries = min(tokens, 35)
+        batch = one_request(queries, tokens, 80, (3, 1))
+        results += [batch.run("cpp"), batch.part(0, queries - 1).run("cpp")]
         rows = (torch.randn(tokens, heads, 80).bfloat16() for heads in (3, 1, 1))
         results.append(packed_attention(*rows, starts_of([tokens]), 0.1))
-        results.append(make_latent_batch([(min(tokens, 35), tokens)], torch.bfloat16, 3, (80, 48)).run("cpp"))
+        results.append(make_latent_batch([(queries, tokens)], torch.bfloat16, 3, (80, 48)).run("cpp"))
     return torch.cat(results)
 
 

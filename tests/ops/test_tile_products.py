@@ -4,6 +4,7 @@ where sums are of integers."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -86,6 +87,21 @@ def test_a_row_depends_on_no_other_and_on_no_thread(name: str, int8_activations:
                 assert torch.equal(product(x[300 - rows :]), together[300 - rows :])
         finally:
             torch.set_num_threads(threads)
+
+
+def test_products_of_threads_do_not_mix() -> None:
+    """A thread writes a tile's results while it multiplies the next one."""
+    torch.manual_seed(0)
+    x = rows_of(100, 300, torch.bfloat16)
+    products = [make() for make in PRODUCTS.values()]
+    alone = [product(x) for product in products]
+
+    def agrees(turn: int) -> bool:
+        number = turn % len(products)
+        return torch.equal(products[number](x), alone[number])
+
+    with ThreadPoolExecutor(3) as threads:
+        assert all(threads.map(agrees, range(60)))
 
 
 @pytest.mark.parametrize("name", ["4 bits", "8 bits, long groups"])

@@ -186,8 +186,8 @@ def test_a_signal_that_is_sent_twice_is_one(folder):
             assert_gone(server, cores)
 
 
-def test_a_second_signal_stops_at_once(folder):
-    with servers(folder, [], [], [], group=True) as (interrupted, hurried, hung):
+def test_a_second_signal_stops_at_once(folder, tmp_path):
+    with servers(folder, [], [], [], env={"TMPDIR": str(tmp_path)}, group=True) as (interrupted, hurried, hung):
         both = ((signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGTERM))
         for server, signals in zip((interrupted, hurried), both, strict=True):
             cores = server.core_pids
@@ -200,7 +200,9 @@ def test_a_second_signal_stops_at_once(folder):
             assert_cut_short(in_flight, "shutting_down")
             assert_gone(server, cores)
             assert "Traceback" not in server.log()
+        assert len(list(tmp_path.glob("vllm-*"))) == 1
         assert_does_not_wait_for_its_engine(hung)
+        assert not list(tmp_path.glob("vllm-*"))
 
 
 def assert_does_not_wait_for_its_engine(server: LiveServer) -> None:

@@ -154,6 +154,20 @@ _MINICPM = {
         "image_end_token": "</image>", "slice_start_token": "<slice>", "slice_end_token": "</slice>",
         "image_id_start_token": "<image_id>", "image_id_end_token": "</image_id>"}},
 }  # fmt: skip
+
+
+def _with_lasting_states(model: Any) -> None:
+    """By the usual weights a state holds little more than the last token. A head whose query is nearly orthogonal to
+    that one's key reads nearly nothing, and the norm of what it read magnifies float32's rounding by hundreds, in
+    transformers' module and in ours."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("A_log"):
+                parameter.sub_(5)
+
+
+# The larger epsilon bounds by how much a norm magnifies.
+_STATES: dict[str, Any] = {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}, "rms_norm_eps": 1e-2}
 FAMILIES: dict[str, VisionFamily] = {
     "llava": VisionFamily(
         "llava", {"model_type": "llama"}, _CLIP, ("<image>",), "<image>", _CLIP_PROCESSOR,
@@ -190,16 +204,16 @@ FAMILIES: dict[str, VisionFamily] = {
         **_QWEN,
     ),
     "qwen3_5": VisionFamily(
-        "qwen3_5", HYBRIDS["qwen3_5"][1] | {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}},
+        "qwen3_5", HYBRIDS["qwen3_5"][1] | _STATES,
         {key: value for key, value in _QWEN3_TOWER.items() if key != "deepstack_visual_indexes"},
         image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
-        **_QWEN,
+        **_QWEN, prepare=_with_lasting_states,
     ),
     "qwen3_5_moe": VisionFamily(
-        "qwen3_5_moe", HYBRIDS["qwen3_5_moe"][1] | {"rope_parameters": _QWEN_ROPE | {"partial_rotary_factor": 1.0}},
+        "qwen3_5_moe", HYBRIDS["qwen3_5_moe"][1] | _STATES,
         {key: value for key, value in _QWEN3_TOWER.items() if key != "deepstack_visual_indexes"},
         image_processor=("Qwen2VLImageProcessor", QWEN_IMAGES), processor={"processor_class": "Qwen3VLProcessor"},
-        **_QWEN,
+        **_QWEN, prepare=_with_lasting_states,
     ),
     "exaone4_5": VisionFamily(
         "exaone4_5", ARCHITECTURES["exaone4"][1] | {"model_type": "exaone4"},

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,16 @@ def test_other_orphans_are_not_adopted_afterwards():
     assert parent(orphan) != os.getpid()
     os.kill(orphan, signal.SIGKILL)
     for each in (first, second):
+        end_core(each)
+
+
+def test_threads_may_ask_at_once():
+    firsts = [start(), start("time.sleep(0.5)")]
+    with ThreadPoolExecutor(2) as pool:
+        forked = list(pool.map(fork, firsts))
+    assert [parent(each.process.pid) for each in forked] == [os.getpid()] * 2
+    for each in (*firsts, *forked):
+        assert each.process.poll() is None
         end_core(each)
 
 

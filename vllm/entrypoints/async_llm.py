@@ -450,6 +450,11 @@ class AsyncLLM(EngineCalls):
         """Process ids of the engine cores, one a replica."""
         return [replica.core.pid for replica in self.replicas]
 
+    def kill_cores(self) -> None:
+        """End the cores' processes without waiting for anything, when this one is about to end."""
+        for replica in self.replicas:
+            replica.core.kill()
+
     def shutdown(self, timeout: float | None = None) -> None:
         """End the cores' processes; open streams get EngineDeadError. `timeout` has no effect: a core that does not
         end when it is asked to is killed."""

@@ -13,7 +13,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -126,7 +126,7 @@ async def serve_app(
     app.state.server = server  # where routes of others look for uvicorn's
     # Imported modules live as long as the process: garbage collection skips them.
     gc.freeze()
-    signals = _Signals(state.engine.core_pids)
+    signals = _Signals(state.engine)
     try:
         check_signals()
         await state.load_adapters()
@@ -151,7 +151,7 @@ async def _serve_until_end(
     if ends_process:
         # Even if something hangs, such as a tokenizer in a thread.
         limit = _END_SECONDS + (server.config.timeout_graceful_shutdown or 0)
-        watchdog = threading.Timer(limit, _end_now, (code, state.engine.core_pids))
+        watchdog = threading.Timer(limit, _end_now, (code, state.engine))
         watchdog.daemon = True
         watchdog.start()
     server.should_exit = True
@@ -228,13 +228,13 @@ class _Signals:
     """Handles SIGINT and SIGTERM. The first sets `came` and lets the server drain; a further one cuts requests short,
     or ends the process once they are (`hurries`)."""
 
-    def __init__(self, core_pids: Sequence[int]) -> None:
+    def __init__(self, engine: AsyncLLM) -> None:
         self.received: list[int] = []
         self.came = asyncio.Event()
         self.hurries = False
         self._loop = asyncio.get_running_loop()
         self._first_seconds = -_ONE_SIGNAL_SECONDS
-        self._core_pids = core_pids
+        self._engine = engine
         # Not through the loop, which may hang.
         self._before = {each: signal.signal(each, self._take) for each in (signal.SIGINT, signal.SIGTERM)}
 
@@ -255,15 +255,13 @@ class _Signals:
         if not self.received:
             self._first_seconds = time.monotonic()
         if self.hurries or len(self.received) > 1:
-            _end_now(EXIT_SIGNAL + signum, self._core_pids)
+            _end_now(EXIT_SIGNAL + signum, self._engine)
         self.received.append(signum)
         self._loop.call_soon_threadsafe(self.came.set)
 
 
-def _end_now(code: int, core_pids: Sequence[int]) -> None:
-    for pid in core_pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+def _end_now(code: int, engine: AsyncLLM) -> None:
+    engine.kill_cores()
     os._exit(code)
 
 

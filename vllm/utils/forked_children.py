@@ -20,6 +20,7 @@ from collections.abc import Iterator
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _FORK = b"f"
 _POLL_SECONDS = 0.0002
+_adoption = threading.Lock()  # whether this process adopts is one setting of all its threads
 
 
 class ForkedChild:
@@ -29,7 +30,8 @@ class ForkedChild:
         self.pid = pid
         self.returncode: int | None = None
         self._ended = threading.Event()
-        self._lock = threading.Lock()
+        # A signal's handler may kill while the thread that it has interrupted does so.
+        self._lock = threading.RLock()
         threading.Thread(target=self._reap, daemon=True).start()
 
     def poll(self) -> int | None:
@@ -121,9 +123,10 @@ def _adopting() -> Iterator[bool]:
         yield False
         return
     libc, before = ctypes.CDLL(None), ctypes.c_int()
-    libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
-    adopts = libc.prctl(_PR_SET_CHILD_SUBREAPER, 1) == 0
-    try:
-        yield adopts
-    finally:
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value)
+    with _adoption:
+        libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
+        adopts = libc.prctl(_PR_SET_CHILD_SUBREAPER, 1) == 0
+        try:
+            yield adopts
+        finally:
+            libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value)

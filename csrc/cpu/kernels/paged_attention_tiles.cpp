@@ -37,7 +37,7 @@ class MatrixRows : protected TileRows {
     int64_t row = first_row(step);
     const int64_t end = end_row(step), tiles = (end - row + kTileRows - 1) / kTileRows;
     const bool few = end - row <= kFewRows && runs_are_whole(a_);
-    // Beside a few tiles' work the next chunk would arrive all at once.
+    // Shared out over few tiles, the next chunk's fetches would come all at once.
     const bool early = tiles < kTilesToFetchBeside;
     if (!few) pack_pairs(a_, member.request, step, seen, count, chunk, chunk_, early);
     const Partial to = target(step);
@@ -64,7 +64,7 @@ class MatrixRows : protected TileRows {
 
  private:
   static constexpr int64_t kTilesToFetchBeside = 4;
-  // Rows that attend without tiles: see attend_few.
+  // Up to so many rows attend without tiles: see attend_few.
   static constexpr int kFewRows = 4;
 
   static int64_t own_size(const AttentionArgs& a, const Plan& plan) {

@@ -19,7 +19,8 @@ from vllm.ops.rms_norm import AddedNorm
 # A vector holds so many float32 numbers: PyTorch adds those of a softmax that fill none in another order.
 _VECTOR = 16
 # PyTorch adds in another order in products of a single row, or of few numbers, which a trainer's forward has none of.
-_FEWEST_ROWS = 16
+FEWEST_ROWS = 16
+"""Products get so many rows, or more."""
 
 
 def _pack(weight: Tensor, bias: Tensor | None, float_out: bool = False, gated: bool = False) -> PackedLinear:
@@ -30,8 +31,8 @@ def _apply(x: Tensor, packed: PackedLinear, float_out: bool = False, norm: Added
     """In x's dtype, logits too."""
     x = x if norm is None else norm(x)
     count = x.shape[0]
-    if 0 < count < _FEWEST_ROWS:
-        x = torch.cat((x, x[-1:].expand(_FEWEST_ROWS - count, -1)))
+    if 0 < count < FEWEST_ROWS:
+        x = torch.cat((x, x[-1:].expand(FEWEST_ROWS - count, -1)))
     return F.linear(x, packed.weight, packed.bias)[:count]
 
 
@@ -73,9 +74,9 @@ class EagerLayer(PagedLayer):
             seen_keys = _gather(keys, blocks, first, seq_len)[..., : self.call.key_dim]
             seen_values = _gather(values, blocks, first, seq_len)[..., : self.call.value_dim]
             mask = _mask(count, seq_len, self.call.window, query.dtype)
-            if count < _FEWEST_ROWS:
+            if count < FEWEST_ROWS:
                 # More of the last one's.
-                more = -1, -1, _FEWEST_ROWS - count, -1
+                more = -1, -1, FEWEST_ROWS - count, -1
                 own = torch.cat((own, own[:, :, -1:].expand(*more)), dim=2)
                 mask = torch.cat((mask, mask[:, :, -1:].expand(*more)), dim=2)
             attended, _ = function(module, own, seen_keys, seen_values, mask, **arguments)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, pack_expert
 from vllm.layers.sharding import Shard, WeightSlot
+from vllm.models.transformers.eager import FEWEST_ROWS
 from vllm.ops.activation import ACTIVATIONS
 from vllm.ops.experts import ExpertActivation, PackedExperts, experts
 from vllm.ops.packed_linear import PackedLinear, unpack_linear
@@ -187,17 +188,31 @@ def _known_activations(source: Any) -> Iterator[ExpertActivation]:
             yield ExpertActivation(curve, limit=limit, slope=slope, offset=offset)
 
 
-def _run_experts(module: Any, hidden: Tensor, *routing: Tensor) -> Tensor:
-    """transformers' experts in a run without data, and on devices where they are not replaced."""
+def run_experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """transformers' experts in a run without data, and where they are not replaced: on other devices, and on the CPU
+    where they round as a trainer's do."""
     if hidden.device.type == "meta":
         return torch.empty_like(hidden)
     from transformers.integrations.moe import grouped_mm_experts_forward
 
-    return grouped_mm_experts_forward(module, hidden, *routing)
+    count = hidden.shape[0]
+    if hidden.device.type == "cpu" and count:
+        # An expert's rows are a product of their own, which autocast leaves in float32.
+        more = _rows_short_of(FEWEST_ROWS, chosen)
+        hidden, weights = (torch.cat((x, x[-1:].expand(len(more), -1))) for x in (hidden, weights))
+        chosen = torch.cat((chosen, more))
+    return grouped_mm_experts_forward(module, hidden, chosen, weights)[:count]
+
+
+def _rows_short_of(fewest: int, chosen: Tensor) -> Tensor:
+    """Further rows of choices, by which every expert that is chosen [T, top_k] is so `fewest` times, or more."""
+    experts, counts = chosen.unique(return_counts=True)
+    lacking = experts.repeat_interleave((fewest - counts).clamp(min=0))
+    return torch.cat((lacking, experts[:1].expand(-len(lacking) % chosen.shape[1]))).view(-1, chosen.shape[1])
 
 
 def register_experts() -> None:
     """Make EXPERTS known to transformers."""
     from transformers.integrations.moe import ExpertsInterface
 
-    ExpertsInterface.register(EXPERTS, _run_experts)
+    ExpertsInterface.register(EXPERTS, run_experts)

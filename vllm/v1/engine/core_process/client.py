@@ -155,6 +155,11 @@ class CoreClient:
             with contextlib.suppress(zmq.ZMQError):
                 self._to_core.send_multipart([core_start.STOP], flags=zmq.NOBLOCK)
 
+    def kill(self) -> None:
+        """End the process without waiting for its end, when this one is about to end."""
+        core_start.kill_core(self._process)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def close(self) -> None:
         """End the process: ask it to stop, then kill it."""
         if self._stop_receiving is not None:
