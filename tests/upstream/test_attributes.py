@@ -52,7 +52,7 @@ def test_prompts_become_dicts():
     assert parse_model_prompt(None, [5, 6]) == {"prompt_token_ids": [5, 6]}
     given = {"prompt_token_ids": [5], "cache_salt": "s"}
     assert parse_model_prompt(None, given) is given
-    for wrong in (5, ["a"], {"text": "a"}):
+    for wrong in (5, ["a"], b"text", [True], {"text": "a"}):
         with pytest.raises(
             ValueError, match="prompt must be a text, a list of token ids or a dict with one of prompt,"
         ):

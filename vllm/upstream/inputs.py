@@ -38,7 +38,7 @@ def parse_model_prompt(model_config: Any, prompt: Any) -> Mapping[str, Any]:
         return {"prompt": prompt}
     if isinstance(prompt, Mapping) and any(kind in prompt for kind in _KINDS):
         return prompt
-    if isinstance(prompt, Sequence) and all(isinstance(each, int) for each in prompt):
+    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes) and all(type(each) is int for each in prompt):
         return {"prompt_token_ids": list(prompt)}
     raise VLLMValidationError(
         f"prompt must be a text, a list of token ids or a dict with one of {', '.join(_KINDS)}; got {shown(prompt)}",
