@@ -104,7 +104,16 @@ ANSWERING = {
     "sleep": lambda engine: engine.sleep(1, mode="keep"),
 }
 # They end the engine, wake it, need a profiler's folder, or are refused.
-OTHERS = {"compile_grammar", "encode", "shutdown", "start_profile", "stop_profile", "wait_dead", "wake_up"}
+OTHERS = {
+    "compile_grammar",
+    "encode",
+    "kill_cores",
+    "shutdown",
+    "start_profile",
+    "stop_profile",
+    "wait_dead",
+    "wake_up",
+}
 OTHERS |= {"add_lora", "remove_lora", "list_loras", "pin_lora", "with_adapters"}  # test_adapters_async.py
 # test_weight_versions.py
 OTHERS |= {"start_weight_update", "update_weights", "finish_weight_update", "get_num_unfinished_requests"}
