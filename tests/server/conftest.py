@@ -80,7 +80,7 @@ class Servers:
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """What `serve` starts servers with."""
+    """Starts the servers of `serve`."""
     every = Servers(tmp_path_factory)
     yield every
     every.close()
