@@ -78,7 +78,7 @@ def road(folder: Path) -> list[list[str]]:
             httpx.post(f"{server.url}/v1/chat/completions", json=BODY, timeout=60).raise_for_status()
 
         def tell(signum: int, name: str) -> list[Path]:
-            """What the processes write when they have heard."""
+            """The files that the processes write when they have heard."""
             for pid in processes:
                 os.kill(pid, signum)
             written = [folder / f"{name}{pid}" for pid in processes]
