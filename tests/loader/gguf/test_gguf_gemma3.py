@@ -19,7 +19,7 @@ LLAMA_CPP = {
 }
 IDS = [7001, 236743, 262143, 2]
 NUM_READ = 200
-"""Only the last positions of a prompt are read: a window no longer holds all there, and a row of logits is a megabyte."""
+"""A prompt's last positions are read: a window no longer holds all there, and a row of logits is a megabyte."""
 
 
 @pytest.fixture(scope="module")
