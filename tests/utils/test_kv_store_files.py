@@ -116,6 +116,25 @@ def test_pieces_are_read_at_once_and_found_in_order(tmp_path, monkeypatch):
     assert list(store.read([key(number) for number in range(4)])) == [key(0)]
 
 
+@pytest.mark.parametrize("damaged", range(7))
+def test_blocks_of_several_sizes_are_read_up_to_one_that_is_damaged(tmp_path, damaged):
+    sizes = [SIZE, SIZE, 8, 512, 512, 4096]
+    store = make(tmp_path)
+    for number, size in enumerate(sizes):
+        store.write(key(number), block(number, size))
+    store.close()
+    file = next(tmp_path.glob("*.blocks"))
+    data = bytearray(file.read_bytes())
+    if damaged < len(sizes):
+        data[sum(sizes[:damaged]) + sizes[damaged] - 1] ^= 4
+        file.write_bytes(data)
+    store = make(tmp_path)
+    store.refresh()
+    read = store.read([key(number) for number in range(len(sizes))])
+    assert list(read) == [key(number) for number in range(damaged)]
+    assert all(np.array_equal(read[key(number)], block(number, sizes[number])) for number in range(damaged))
+
+
 @pytest.mark.parametrize("bit", [0, 8 * 4999 + 7, 8 * 4607, 1234])
 def test_a_flipped_bit_is_a_miss(tmp_path, bit, caplog):
     write(tmp_path, range(3))
