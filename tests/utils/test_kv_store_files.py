@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,19 @@ def test_reading_ends_at_the_first_block_that_is_not_there(tmp_path):
     store = make(tmp_path)
     store.refresh()
     assert list(store.read([key(0), key(9), key(1)])) == [key(0)]
+
+
+def test_a_block_that_has_been_written_is_not_held(tmp_path):
+    """The next step's blocks go where this one's were."""
+    store, data = make(tmp_path), block(0)
+    held = weakref.ref(data)
+    store.write(key(0), data)
+    del data
+    store.flush()
+    deadline = time.monotonic() + 20
+    while held() is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_pieces_are_read_at_once_and_found_in_order(tmp_path, monkeypatch):
