@@ -100,6 +100,19 @@ def check(tiny: Tiny, prompt: dict[str, Any], output: Any, is_greedy: bool = Tru
 PICTURES = [draw(40, 30, 1), draw(64, 24, 2), draw(20, 50, 3)]
 
 
+# A family for each way in which steps, ranks and drafts could meet pictures: rows in a prompt, positions in three
+# dimensions, rows added to later layers, experts, recurrent states, attention both ways, inputs of each layer, prompts
+# in one step, pictures in tiles, and several lengths.
+COMBINED = [
+    name
+    for name in (
+        *("llava", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5", "gemma3", "gemma4_layer_inputs", "paligemma", "idefics3"),
+        *("glm4v", "pixtral", "deepseek_ocr2", *WITH_TORCHVISION, *WITH_TIMM),
+    )
+    if name in FAMILIES
+]
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """Each family in turn: both of its tests run before the next is made."""
@@ -135,6 +148,7 @@ def test_readings_equal_transformers(family: Tiny) -> None:
     assert abs(readings[0] - readings[1]).max() > 10 * TOLERANCE
 
 
+@pytest.mark.parametrize("family", COMBINED, indirect=True)
 def test_features_together(family: Tiny) -> None:
     """Requests over two ranks, one of which has no picture and two of which show one picture, are drafted and
     preempted, and one of them is under a grammar."""
