@@ -52,7 +52,7 @@ class Tower(nn.Module):
                 setattr(whole, name, nn.Module())
         use_own_layers(whole)
         if family.config.model_type == "mistral3":
-            # What comes next squeezes the axis of a picture's only row away.
+            # The caller squeezes the axis of a picture's only row away.
             projector: nn.Module = whole.multi_modal_projector
             projector.register_forward_hook(lambda _, __, rows: rows[None] if len(rows) == 1 else rows)
         self.whole = whole
