@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve
 from pictures import data_url, drawn
 from tiny_adapters import make_adapter, merged
 from tiny_vision import Reference, make_chat_model
@@ -61,11 +63,10 @@ def adapter(tiny, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(tiny, adapter):
-    engine = make_engine(tiny[0], **FIELDS)
-    with AppThread(engine, enable_auto_tool_choice=True, tool_call_parser="hermes") as app:
-        app.run(app.state.adapters.load(engine, ["tiny"], "own", str(adapter)))
-        yield app
+def server(serve: Serve, tiny: Any, adapter: Path) -> AppThread:
+    app = serve(FIELDS, tiny[0], enable_auto_tool_choice=True, tool_call_parser="hermes")
+    app.run(app.state.adapters.load(app.engine, ["tiny"], "own", str(adapter)))
+    return app
 
 
 @pytest.fixture(scope="module")
