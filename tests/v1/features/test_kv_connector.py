@@ -34,7 +34,7 @@ from vllm.v1.features.kv_connector.scheduler import Connections
 PROMPT = [3 + number * 7 % 200 for number in range(101)]
 NUM_BLOCKS = 100 // 16
 READS = SamplingParams(max_tokens=4, temperature=0.0, logprobs=8)
-# Of models without a tokenizer.
+# For models without a tokenizer.
 PROMPT_OF_50 = [1 + number % 50 for number in range(101)]
 UNREAD = SamplingParams(max_tokens=4, temperature=0.0, logprobs=8, detokenize=False)
 

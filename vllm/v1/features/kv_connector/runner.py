@@ -47,8 +47,8 @@ class ConnectedLayers(RunnerGuest):
 
     @property
     def layer_names(self) -> list[str]:
-        """What lies in blocks here, once there are any: the layers with a cache of their own, in the model's order, and
-        the final hidden states that drafts follow from."""
+        """Names of all that lies in blocks here, once there are any: of the layers with a cache of their own, in the
+        model's order, and of the final hidden states that drafts follow from."""
         return list(self._layers)
 
     def reset(self, sizes: CacheSizes) -> None:
