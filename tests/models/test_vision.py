@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -351,6 +352,70 @@ def test_pictures_of_a_run_have_no_other_bits(name: str, dtype: str, tmp_path: P
         assert torch.equal(together, torch.cat([tower.encode(made[number]) for number in run]))
 
 
+def test_a_picture_that_cannot_be_encoded_ends_its_requests_alone(qwen: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = qwen.llm(max_num_batched_tokens=400)
+    tower = picture_guests(llm)[1].tower
+    encode = tower.encode_together
+
+    def failing(pictures: Any) -> torch.Tensor:
+        if any(len(each["pixel_values"]) == bad for each in pictures):
+            raise RuntimeError("no such picture")
+        return encode(pictures)
+
+    (made,) = llm.llm_engine.input_processor.pictures.process(GivenImages((PICTURES[1],), (None,), {}))
+    bad = len(made.values["pixel_values"])
+    monkeypatch.setattr(tower, "encode_together", failing)
+    monkeypatch.setattr(tower, "runs", lambda pictures: ([number] for number in range(len(pictures))))
+    prompts = [qwen.prompt("plain"), qwen.prompt("one {}", PICTURES[1]), qwen.prompt("two {}", PICTURES[0])]
+    for _ in range(2):
+        first, failed, last = generate(llm, prompts)
+        assert failed.outputs[0].finish_reason == "error" and "not finite" in str(failed.outputs[0].error)
+        check(qwen, prompts[0], first)
+        check(qwen, prompts[2], last)
+    assert not picture_guests(llm)[1]._cache._rows.keys() & {made.digest}
+
+
+ROPE_OF_LONG_PROMPTS = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+OTHER_OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("qwen2_5_vl", {"rope_parameters": {**ROPE_OF_LONG_PROMPTS, "mrope_section": [1, 2, 1]}}),
+    # Its router has no such option, whatever a file says.
+    ("qwen3_vl_moe", {"norm_topk_prob": False}),
+    # Where it is the text decoder alone that ties its head.
+    ("llava_onevision", {"tie_word_embeddings": True}),
+    # Files of SmolVLM and of Pixtral have more than a decoder reads.
+    ("smolvlm", {"perceiver_config": {"model_type": "vllama3"}, "pixel_shuffle_factor": 4, "use_resampler": False}),
+    ("pixtral", {"is_composition": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), OTHER_OPTIONS)
+def test_other_options_of_text_decoders(
+    name: str, text: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = FAMILIES[name]
+    monkeypatch.setitem(FAMILIES, name, replace(family, text={**family.text, **text}))
+    tiny = make_tiny(name, tmp_path)
+    prompts = [tiny.prompt("plain text"), tiny.prompt("look {} here", PICTURES[0])]
+    for prompt, output in zip(prompts, generate(tiny.llm(), prompts), strict=True):
+        check(tiny, prompt, output)
+
+
+def test_a_picture_of_one_row(tmp_path: Path) -> None:
+    llm = make_tiny("mistral3", tmp_path).llm()
+    pictures = [draw(2, 3, 1), draw(30, 20, 2)]
+    made = llm.llm_engine.input_processor.pictures.process(GivenImages((*pictures,), (None,) * 2, {}))
+    assert len(made[0].rows) == 1
+    tower = picture_guests(llm)[1].tower
+    height, width = made[1].values["pixel_values"].shape[-2:]
+    padded = torch.zeros(2, 3, height, width)
+    for number, each in enumerate(made):
+        pixels = each.values["pixel_values"][0]
+        padded[number, :, : pixels.shape[1], : pixels.shape[2]] = pixels
+    sizes = torch.cat([each.values["image_sizes"] for each in made])
+    both = tower.encode({"pixel_values": padded, "image_sizes": sizes})
+    torch.testing.assert_close(tower.encode(made[0].values), both[:1], atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("kept_rows", [0, 50, 10**6])
 def test_a_step_encodes_a_bounded_number_of_rows(qwen: Tiny, kept_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "ROWS_OF_A_STEP", 70)
@@ -464,6 +529,15 @@ def test_modes_and_arrays(llava: Tiny, mode: str) -> None:
     assert len(first.outputs[0].token_ids) == 4
     for each in others:
         check(llava, prompts[-1], each)
+
+
+def test_palettes_tell_pictures_apart(llava: Tiny, limited: LLM) -> None:
+    first = draw(40, 30, 4).convert("P")
+    second = first.copy()
+    second.putpalette((first.getpalette() or [])[::-1])
+    outputs = generate(limited, [llava.prompt("{}", each) for each in (first, second)])
+    for picture, output in zip((first, second), outputs, strict=True):
+        check(llava, llava.prompt("{}", picture.convert("RGB")), output)
 
 
 @pytest.mark.parametrize(

@@ -473,6 +473,9 @@ def test_decisions(server, llm):
     bad = [{"role": "user", "content": [{"type": "input_image", "image_url": data_url(b"words")}]}]
     error = refused(server, "/v1/decisions", input=bad, questions=[question])
     assert error["param"] == "input[0].content[0].image_url"
+    told = [{"role": "assistant", "content": items(FIRST)[0]["content"][1:]}]
+    error = refused(server, "/v1/decisions", input=told, questions=[question])
+    assert error["param"] == "input[0].content[0].type" and "got 'input_image'" in error["message"]
     both = [{"role": "user", "content": [{"type": "input_text", "text": PLACE}, *items(FIRST)[0]["content"]]}]
     assert refused(server, "/v1/decisions", input=both, questions=[question])["param"] == "input"
 

@@ -122,7 +122,9 @@ class _KeptPictures:
         elif isinstance(medium, GivenRows):
             content.update(b"rows" + medium.digest)
         else:
-            content.update(f"{medium.mode} {medium.size}".encode() + medium.tobytes())
+            pixels = medium.tobytes()  # loads the picture; those of a palette are numbers of its colours
+            colours = medium.getpalette(None), medium.info.get("transparency")
+            content.update(f"{medium.mode} {medium.size} {colours}".encode() + pixels)
         digest = content.hexdigest()
         with self._lock:
             if (kept := self._kept.get(digest)) is not None:

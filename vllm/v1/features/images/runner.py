@@ -17,6 +17,7 @@ from vllm.distributed.stages import get_stage
 from vllm.inputs.images import Picture, PromptImages
 from vllm.layers.input_rows import AddedRows, InputRows
 from vllm.layers.rotary_embedding import RotaryEmbedding
+from vllm.logger import init_logger
 from vllm.models.vision.families import Whole, frequency_axes, picture_family
 from vllm.models.vision.pair import PairEmbedder
 from vllm.models.vision.tower import Tower
@@ -27,6 +28,7 @@ from vllm.v1.worker.gpu.guests import RunnerGuest
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.states import NO_ID
 
+logger = init_logger(__name__)
 _KEPT_VECTORS = 4096
 
 
@@ -248,18 +250,29 @@ class EncodedPictures:
     def take(self, pictures: Sequence[Picture], tower: Tower) -> dict[str, Tensor]:
         """The rows of these, [N, L * W] each, by their digests; the tower encodes each that is not there, once."""
         missing = list({each.digest: each for each in pictures if each.digest not in self._rows}.values())
+        unsound: dict[str, Tensor] = {}
         for numbers in tower.runs([each.values for each in missing]):
             run = [missing[number] for number in numbers]
-            rows = tower.encode_together([each.values for each in run])
-            counts = [len(each.rows) for each in run]
-            if rows.shape != (sum(counts), self._width):
-                wanted = f"{sum(counts)} rows of {self._width}"
-                raise ValueError(f"the tower made {list(rows.shape)} of {len(run)} pictures that have {wanted}")
+            counts, kept = [len(each.rows) for each in run], self._rows
+            try:
+                rows = self._encoded(run, tower)
+            except Exception:
+                # transformers' code may fail on a picture in any way, which would end all requests of the step.
+                logger.exception("pictures cannot be encoded: their requests end, as their logits are not finite")
+                rows, kept = tower.unsound_rows(sum(counts), self._width), unsound
             for each, own in zip(run, rows.split(counts), strict=True):
                 # Otherwise dropping one picture would free nothing.
-                self._rows[each.digest] = own if len(run) == 1 else own.clone()
+                kept[each.digest] = own if len(run) == 1 else own.clone()
             self.num_encoded += len(run)
-        return {picture.digest: self._rows[picture.digest] for picture in pictures}
+        return {each.digest: (unsound if each.digest in unsound else self._rows)[each.digest] for each in pictures}
+
+    def _encoded(self, run: Sequence[Picture], tower: Tower) -> Tensor:
+        rows = tower.encode_together([each.values for each in run])
+        count = sum(len(each.rows) for each in run)
+        if rows.shape != (count, self._width):
+            wanted = f"{count} rows of {self._width}"
+            raise ValueError(f"the tower made {list(rows.shape)} of {len(run)} pictures that have {wanted}")
+        return rows
 
     def drop(self, digest: str) -> None:
         """Forget a picture, if it is there."""
