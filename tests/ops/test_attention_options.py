@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends import DTYPES, assert_accurate, backends, run, weights_rounding
+from backends import DTYPES, assert_accurate, backends, remembered, run, weights_rounding
 from test_paged_attention import RAGGED, Batch, make_batch
 from torch import Tensor
 
@@ -43,6 +43,7 @@ SETS = [
 ]
 
 
+@remembered
 def attend(batch: Batch, dtype: torch.dtype, **options: Any) -> Tensor:
     """Softmax over all scores, written out, in the given dtype."""
     out = torch.empty(batch.q.shape, dtype=dtype)

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from backends import DTYPES, backends, run, strided
+from backends import DTYPES, backends, remembered, run, strided
 from torch import Tensor
 
 from vllm.ops.token_readings import RowReadings, token_readings
@@ -33,6 +33,7 @@ def rows_of(readings: RowReadings, rows: slice) -> RowReadings:
     return RowReadings(*(part[rows].cpu() for part in outputs(readings)))
 
 
+@remembered
 def truth(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) -> tuple[Tensor, ...]:
     """float64 chosen logits, int ranks, float64 lse, argmax, maximum."""
     values = logits.double()
