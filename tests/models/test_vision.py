@@ -24,9 +24,12 @@ from tiny_vision import FAMILIES, QWEN_IMAGES, WITH_TIMM, WITH_TORCHVISION, Refe
 from with_torchvision import FOLDER
 
 from vllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
+from vllm.config.checkpoint.config import RopeConfig
 from vllm.entrypoints import async_llm
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.images import GivenImages
+from vllm.layers.rotary_embedding import RotaryEmbedding
+from vllm.models.vision.processor import Processed
 from vllm.ops.packed_linear import pack_linear
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.core_process.serial import decode_request, encode_request
@@ -369,7 +372,8 @@ def test_a_picture_that_cannot_be_encoded_ends_its_requests_alone(qwen: Tiny, mo
     prompts = [qwen.prompt("plain"), qwen.prompt("one {}", PICTURES[1]), qwen.prompt("two {}", PICTURES[0])]
     for _ in range(2):
         first, failed, last = generate(llm, prompts)
-        assert failed.outputs[0].finish_reason == "error" and "not finite" in str(failed.outputs[0].error)
+        assert failed.outputs[0].finish_reason == "error"
+        assert "a picture cannot be encoded: RuntimeError: no such picture" in str(failed.outputs[0].error)
         check(qwen, prompts[0], first)
         check(qwen, prompts[2], last)
     assert not picture_guests(llm)[1]._cache._rows.keys() & {made.digest}
@@ -398,6 +402,29 @@ def test_other_options_of_text_decoders(
     prompts = [tiny.prompt("plain text"), tiny.prompt("look {} here", PICTURES[0])]
     for prompt, output in zip(prompts, generate(tiny.llm(), prompts), strict=True):
         check(tiny, prompt, output)
+
+
+def test_a_videos_time_is_bounded_by_the_context(tmp_path: Path) -> None:
+    llm = make_tiny("qwen2_5_vl", tmp_path).llm(max_model_len=64)
+    pictures = llm.llm_engine.input_processor.pictures
+    text = "<|vision_start|>" + "<|video_pad|>" * 8 + "<|vision_end|> what"
+    ids = llm.get_tokenizer().encode(text, add_special_tokens=False)
+    rows = np.flatnonzero(np.array(ids) == pictures.family.config.video_token_id)
+
+    def located(seconds: float) -> Any:
+        values = {"video_grid_thw": torch.tensor([[2, 4, 4]]), "second_per_grid_ts": torch.tensor([seconds])}
+        return pictures.locate(ids, [Processed("a", text, ids, rows, values, "video")])
+
+    assert located(10.0).shift > 0
+    with pytest.raises(VLLMValidationError, match="a video's time takes the prompt to position .* is 64 tokens"):
+        located(1000.0)
+
+
+def test_tables_reach_further_positions() -> None:
+    rope = RopeConfig("default", 1e4, {})
+    short, long = RotaryEmbedding(8, 10, rope), RotaryEmbedding(8, 30, rope)
+    assert not short.reach(10) and short.reach(30)
+    assert torch.equal(short.cos_sin_cache, long.cos_sin_cache)
 
 
 def test_a_picture_of_one_row(tmp_path: Path) -> None:
@@ -482,7 +509,8 @@ def test_preempted_requests_go_on(name: str, request: pytest.FixtureRequest) -> 
     ids=["tensor parallel", "drafts", "asynchronous", "swap"],
 )
 def test_with_other_features(qwen: Tiny, fields: dict[str, Any]) -> None:
-    llm = qwen.llm(max_num_batched_tokens=32, **fields)
+    # An option that asks for nothing may have any name.
+    llm = qwen.llm(max_num_batched_tokens=32, mm_processor_kwargs={"use_fast": False}, **fields)
     prompts = [qwen.prompt("plain"), qwen.prompt("{} aaa aaa aaa", PICTURES[0]), qwen.prompt("{}{}", *PICTURES[1:])]
     for prompt, output in zip(prompts, generate(llm, prompts, reading(max_tokens=12)), strict=True):
         check(qwen, prompt, output)
