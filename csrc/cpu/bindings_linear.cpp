@@ -17,7 +17,7 @@ namespace vllm_cpu {
 namespace {
 
 constexpr int64_t kColumns = 32, kHalf = kColumns / 2;  // of a panel
-// Of a weight in parts: so many panels are packed at once by several threads, or more of so many bytes.
+// So many panels of a weight in parts are packed at once by several threads, or more of so many bytes.
 constexpr int64_t kLeastTogether = 8, kTogetherBytes = 1 << 20;
 
 // Where each row of all `parts` [n, K], numbered through, begins, by the columns of panels; null: a column of zeros. `gated`:
