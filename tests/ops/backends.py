@@ -66,6 +66,18 @@ Truth = TypeVar("Truth", bound=Callable[..., Any])
 _SLACK = 2e-6
 
 
+def with_dtypes(names: list[str]) -> list[tuple[str, torch.dtype]]:
+    """Each backend with each of DTYPES. The interpreter, which takes its time, reads float16 by the steps that it reads
+    bfloat16 by, so it is asked for one of them."""
+    interprets = not torch.cuda.is_available()
+    return [
+        (name, dtype)
+        for name in names
+        for dtype in DTYPES
+        if name != "triton" or dtype != torch.float16 or not interprets
+    ]
+
+
 def backends(operation: str) -> list[str]:
     """The reference, the C++ operator if it is built, and the Triton kernels: in the interpreter, which
     tests/conftest.py switched on, or compiled where there is a CUDA device.

@@ -167,3 +167,9 @@ def test_adapters(server, llm, adapter, tiny, reference):
         (entry,) = choice["logprobs"]["content"]
         found = {each["token_id"]: each["logprob"] for each in entry["top_logprobs"]}
         np.testing.assert_allclose([found[70], found[80]], row[[70, 80]], atol=1e-4)
+
+
+def test_adapters_of_towers_are_refused(llm, tiny, tmp_path):
+    both = make_adapter(tmp_path, tiny[1], targets=("q_proj", "fc1", "linear_fc1"))
+    with pytest.raises(ValueError, match=r"visual\.blocks\..* is a part of the picture tower"):
+        llm.generate([prompt()], SamplingParams(max_tokens=1), lora_request=LoRARequest("b", 7, str(both)))
