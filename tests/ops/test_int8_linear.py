@@ -239,6 +239,18 @@ def test_what_is_packed_has_the_bits_of_the_definition(
 
 
 @pytest.mark.parametrize("backend", LEVELS)
+@pytest.mark.parametrize("gated", [False, True])
+def test_parts_are_packed_as_their_whole(backend: str, gated: bool) -> None:
+    for dtype in DTYPES:
+        parts = [torch.randn(count, 150).to(dtype) for count in ((43, 43) if gated else (1, 32, 50))]
+        bias = torch.randn(sum(map(len, parts))).to(dtype)
+        with chosen(backend):
+            ready, whole = (pack_int8_linear(weight, bias, gated=gated) for weight in (parts, torch.cat(parts)))
+        assert torch.equal(ready.weight, whole.weight) and torch.equal(ready.bias, whole.bias)
+        assert (ready.shape, ready.gated) == (whole.shape, whole.gated)
+
+
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 def test_what_cannot_be_packed(backend: str, value: float) -> None:
     weight = torch.ones(40, 200)

@@ -75,7 +75,7 @@ def check_parts(whole: dict[str, Any], overrides: dict[str, Any]) -> None:
 
 
 def names_of_whole(whole: dict[str, Any], names: Set[str]) -> dict[str, str]:
-    """Those of `names` that are options of transformers' configuration of a whole model and of no other kind, with what
+    """The `names` that are options of transformers' configuration of a whole model, and not of every model's, with what
     it calls them."""
     if not names:
         return {}
