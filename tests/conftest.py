@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if not torch.cuda.is_available():
     # Read when Triton is first imported, which may happen in any test. With a device kernels are compiled.
     os.environ["TRITON_INTERPRET"] = "1"
+
+    @wraps(torch.manual_seed)
+    def seed_here(seed: int) -> torch.Generator:
+        """PyTorch's own also notes the seed for devices that are not there, with a text of the stack for each."""
+        return torch.default_generator.manual_seed(seed)
+
+    torch.manual_seed = torch.random.manual_seed = seed_here
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 sys.path.append(str(Path(__file__).parent / "models"))  # tiny_vision has the sizes of text decoders from there
 

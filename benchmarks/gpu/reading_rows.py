@@ -237,9 +237,6 @@ def _prompt_against_output(setting: Setting) -> dict[str, Any]:
     }
 
 
-_TEACHER_IDS = 256
-
-
 @torch.inference_mode()
 def _teacher_readings(setting: Setting) -> dict[str, Any]:
     """Other ids at each position, with their ranks and without."""
@@ -247,7 +244,7 @@ def _teacher_readings(setting: Setting) -> dict[str, Any]:
 
     sizes, shape = setting.sizes, setting.sizes.shape
     hidden, weight, _ = _prompt_inputs(setting, shape.hidden_size)
-    num_ids = min(_TEACHER_IDS, shape.vocab_size)
+    num_ids = min(sizes.teacher_ids, shape.vocab_size)
     ids = torch.randint(shape.vocab_size, (sizes.prompt_tokens, 1 + num_ids), device=setting.device, dtype=torch.int32)
     out = torch.empty(sizes.prompt_tokens, shape.vocab_size, dtype=torch.bfloat16, device=setting.device)
     with force("triton"):

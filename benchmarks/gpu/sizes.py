@@ -14,6 +14,7 @@ class Sizes:
     Attributes:
         models: by name, the smallest first; the rows are measured with that one.
         reading_rows, num_ids: rows of logits of a reading, and ids read in each.
+        teacher_ids: ids read at each position of a teacher's table.
         prompt_tokens: positions of the prompt readings.
         prefill: (sequences, tokens of each) of the attention row.
         decode: (sequences, context of each), likewise.
@@ -31,6 +32,7 @@ class Sizes:
     models: dict[str, ModelShape]
     reading_rows: int
     num_ids: int
+    teacher_ids: int
     prompt_tokens: int
     prefill: tuple[int, int]
     decode: tuple[int, int]
@@ -60,6 +62,7 @@ FULL = Sizes(
     },
     reading_rows=256,
     num_ids=20,
+    teacher_ids=256,
     prompt_tokens=8192,
     prefill=(8, 2048),
     decode=(256, 2048),
@@ -79,6 +82,7 @@ TINY = Sizes(
     models={"0.6B": ModelShape(1, 32, 48, 2, 1, 16, 301), "1.7B": ModelShape(1, 64, 96, 2, 1, 16, 301)},
     reading_rows=3,
     num_ids=5,
+    teacher_ids=7,
     prompt_tokens=9,
     prefill=(1, 18),
     decode=(2, 18),

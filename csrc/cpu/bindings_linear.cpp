@@ -1,6 +1,9 @@
 // The operators of products with weights that are packed once.
+#include <algorithm>
+#include <cstring>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "adapted_weights.h"
 #include "bindings.h"
@@ -13,47 +16,111 @@
 namespace vllm_cpu {
 namespace {
 
-// [N, K] -> [ceil(N / 32), K, 32], see kernels/linear.cpp, or, in pairs, [ceil(N / 32), K / 2, 32, 2], see
-// pair_product.h.
-Tensor pack_linear(Tensor weight, bool pairs) {
-  check_shape(weight, "weight", {-1, -1});
-  check_last_contiguous(weight, "weight");
+constexpr int64_t kColumns = 32, kHalf = kColumns / 2;  // of a panel
+// So many panels of a weight in parts are packed at once by several threads, or more of so many bytes.
+constexpr int64_t kLeastTogether = 8, kTogetherBytes = 1 << 20;
+
+// Where each row of all `parts` [n, K], numbered through, begins, by the columns of panels; null: a column of zeros. `gated`:
+// 16 rows of the first half and 16 of the second in turn.
+std::vector<const void*> columns_of(const std::vector<Tensor>& parts, bool gated) {
+  STD_TORCH_CHECK(!parts.empty(), "weight must have parts");
+  std::vector<const void*> rows;
+  for (const Tensor& part : parts) {
+    check_shape(part, "weight", {-1, parts[0].dim() == 2 ? parts[0].size(1) : -1});
+    check_same_dtype(part, "weight", parts[0], "its first part");
+    check_last_contiguous(part, "weight");
+    const char* first = static_cast<const char*>(part.data_ptr());
+    const int64_t stride = part.stride(0) * part.element_size();
+    for (int64_t i = 0; i < part.size(0); ++i) rows.push_back(first + i * stride);
+  }
+  const int64_t count = rows.size();
+  if (!gated) {
+    rows.resize((count + kColumns - 1) / kColumns * kColumns);
+    return rows;
+  }
+  STD_TORCH_CHECK(count % 2 == 0, "weight must have two halves of rows, got ", count);
+  const int64_t half = count / 2;
+  std::vector<const void*> columns((half + kHalf - 1) / kHalf * kColumns);
+  for (int64_t i = 0; i < half; ++i) {
+    const int64_t column = i / kHalf * kColumns + i % kHalf;
+    columns[column] = rows[i];
+    columns[column + kHalf] = rows[half + i];
+  }
+  return columns;
+}
+
+// Calls pack(rows, their stride, their number, their first panel) for all rows of a weight, given in `parts` and ordered as
+// `columns_of` says: at once where they lie so, or else for a few panels whose rows are brought together, in the cache.
+template <typename Pack>
+void pack_panels(const std::vector<Tensor>& parts, bool gated, const std::vector<const void*>& columns, const Pack& pack) {
+  if (parts.size() == 1 && !gated) {
+    pack(parts[0].data_ptr(), parts[0].stride(0), parts[0].size(0), 0);
+    return;
+  }
+  const int64_t inner = parts[0].size(1), row_bytes = inner * parts[0].element_size(), total = columns.size();
+  const int64_t panels = std::max(kLeastTogether, kTogetherBytes / std::max<int64_t>(1, kColumns * row_bytes));
+  std::vector<char> rows(std::min(panels * kColumns, total) * row_bytes);
+  for (int64_t first = 0; first < total; first += panels * kColumns) {
+    const int64_t count = std::min(panels * kColumns, total - first);
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < count; ++i) {
+      char* to = rows.data() + i * row_bytes;
+      if (columns[first + i] == nullptr) {
+        std::memset(to, 0, row_bytes);
+      } else {
+        std::memcpy(to, columns[first + i], row_bytes);
+      }
+    }
+    pack(rows.data(), inner, count, first / kColumns);
+  }
+}
+
+// [N, K], in parts -> [panels, K, 32], see kernels/linear.cpp, or, in pairs, [panels, K / 2, 32, 2], see pair_product.h.
+Tensor pack_linear(std::vector<Tensor> parts, bool pairs, bool gated) {
+  const std::vector<const void*> columns = columns_of(parts, gated);
+  const int64_t panels = columns.size() / kColumns;
+  const Tensor& first = parts[0];
   PackLinearArgs args{};
-  args.dtype = dtype_of(weight, "weight");
-  args.columns = weight.size(0);
-  args.inner = weight.size(1);
-  args.weight_stride = weight.stride(0);
+  args.dtype = dtype_of(first, "weight");
+  args.inner = first.size(1);
   args.pairs = pairs;
-  const int64_t panels = (args.columns + 31) / 32;
   if (pairs) {
-    check_dtype(weight, "weight", ScalarType::BFloat16, "bfloat16 for packed_bf16_dot");
+    check_dtype(first, "weight", ScalarType::BFloat16, "bfloat16 for packed_bf16_dot");
     STD_TORCH_CHECK(args.inner % 2 == 0, "weight must have an even number of columns for packed_bf16_dot, got ",
                     args.inner);
   }
-  const Tensor memory = WeightMemory::make(panels * args.inner * 32, weight.scalar_type(), weight.element_size());
-  Tensor packed = pairs ? torch::stable::view(memory, {panels, args.inner / 2, 32, 2})
-                        : torch::stable::view(memory, {panels, args.inner, 32});
-  args.weight = weight.data_ptr();
-  args.packed = packed.data_ptr();
-  VLLM_KERNEL(pack_linear)(args);
+  const Tensor memory = WeightMemory::make(panels * args.inner * kColumns, first.scalar_type(), first.element_size());
+  Tensor packed = pairs ? torch::stable::view(memory, {panels, args.inner / 2, kColumns, 2})
+                        : torch::stable::view(memory, {panels, args.inner, kColumns});
+  char* const start = static_cast<char*>(packed.data_ptr());
+  pack_panels(parts, gated, columns, [&](const void* rows, int64_t stride, int64_t count, int64_t panel) {
+    args.weight = rows;
+    args.weight_stride = stride;
+    args.columns = count;
+    args.packed = start + panel * args.inner * kColumns * first.element_size();
+    VLLM_KERNEL(pack_linear)(args);
+  });
   return packed;
 }
 
-// [N, K] -> [ceil(N / 32), 32 (64 B + 2 G)] of 8-bit integers and their scales; see kernels/pack_int8.cpp. A scale is not
-// finite where a value of its group is not.
-Tensor pack_int8(Tensor weight) {
-  check_shape(weight, "weight", {-1, -1});
-  check_last_contiguous(weight, "weight");
+// [N, K], in parts -> [panels, 32 (64 B + 2 G)] of 8-bit integers and their scales; see kernels/pack_int8.cpp. A scale is
+// not finite where a value of its group is not.
+Tensor pack_int8(std::vector<Tensor> parts, bool gated) {
+  const std::vector<const void*> columns = columns_of(parts, gated);
+  const int64_t panels = columns.size() / kColumns;
   PackInt8Args args{};
-  args.dtype = dtype_of(weight, "weight");
-  args.weight = weight.data_ptr();
-  args.columns = weight.size(0);
-  args.inner = weight.size(1);
-  args.weight_stride = weight.stride(0);
-  const int64_t panels = (args.columns + 31) / 32, size = int8_panel_bytes(args.inner);
+  args.dtype = dtype_of(parts[0], "weight");
+  args.inner = parts[0].size(1);
+  const int64_t size = int8_panel_bytes(args.inner);
   Tensor packed = torch::stable::view(WeightMemory::make(panels * size, ScalarType::Byte, 1), {panels, size});
-  args.panels = static_cast<uint8_t*>(packed.data_ptr());
-  VLLM_KERNEL(pack_int8)(args);
+  uint8_t* const start = static_cast<uint8_t*>(packed.data_ptr());
+  pack_panels(parts, gated, columns, [&](const void* rows, int64_t stride, int64_t count, int64_t panel) {
+    args.weight = rows;
+    args.weight_stride = stride;
+    args.columns = count;
+    args.panels = start + panel * size;
+    VLLM_KERNEL(pack_int8)(args);
+  });
   return packed;
 }
 
@@ -302,8 +369,8 @@ Tensor quantized_rows(Tensor rows, Tensor panels, Tensor description, std::optio
 }  // namespace vllm_cpu
 
 STABLE_TORCH_LIBRARY_FRAGMENT(vllm_cpu, m) {
-  m.def("pack_linear(Tensor weight, bool bf16_dot=False) -> Tensor");
-  m.def("pack_int8(Tensor weight) -> Tensor");
+  m.def("pack_linear(Tensor[] parts, bool bf16_dot=False, bool gated=False) -> Tensor");
+  m.def("pack_int8(Tensor[] parts, bool gated=False) -> Tensor");
   m.def("panel_rows(Tensor packed, Tensor rows, int columns, Tensor? like=None) -> Tensor");
   m.def(
       "linear(Tensor x, Tensor packed, Tensor? bias, int columns, bool float_out, Tensor? scales, bool gated, "

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from thread_ranks import ThreadRanks
 
 from vllm import LLM, SamplingParams
-from vllm.distributed.parallel_state import tensor_parallel
+from vllm.distributed.parallel_state import get_tp_group, tensor_parallel
 from vllm.engine.arg_utils import EngineArgs
 from vllm.layers.weight_update import held_tensors
 from vllm.loader import packed_weights as module
@@ -609,6 +609,11 @@ def test_each_rank_maps_its_share(
     if num_stages == 1:
         assert agreed(model, packed) == [("write", False)] * 2
         with PackedFolder(packed).locked(files(packed)[0].stem.partition("-")[0], 0.0):
+            assert agreed(model, packed) == [(None, False)] * 2
+        # A machine that keeps none has the others keep none.
+        with monkeypatch.context() as patch:
+            place = module._place
+            patch.setattr(module, "_place", lambda *each: None if get_tp_group().rank else place(*each))
             assert agreed(model, packed) == [(None, False)] * 2
     third = readings()
     assert len(files(packed)) == 2 * num_stages

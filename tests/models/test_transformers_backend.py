@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from thread_ranks import make_thread_llm
+from tiny_llm import make_tiny_llm
 from tiny_models import VOCAB_SIZE, make_tiny, reference
 
 from vllm import LLM, SamplingParams
@@ -32,9 +34,11 @@ def prompts(lengths: tuple[int, ...]) -> list[list[int]]:
     return [torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths]
 
 
+USUAL = {"model_impl": "transformers", "skip_tokenizer_init": True, "max_model_len": 64}
+
+
 def start(folder: Path, **fields: Any) -> LLM:
-    usual = {"dtype": "float32", "max_model_len": 64, "max_logprobs": -1, "gpu_memory_utilization": 0.3}
-    return LLM(str(folder), model_impl="transformers", skip_tokenizer_init=True, **{**usual, **fields})
+    return make_tiny_llm(folder, **{**USUAL, **fields})
 
 
 def params(**fields: Any) -> SamplingParams:
@@ -81,7 +85,7 @@ def test_two_ranks_give_the_same_readings(tmp_path: Path, model_type: str) -> No
     """Sinks and experts; latent attention; attention that every rank computes a part of; biases."""
     model = make_tiny(model_type, tmp_path)
     batch = prompts((20, 5))
-    llm = start(tmp_path, tensor_parallel_size=2)
+    llm = make_thread_llm(tmp_path, 2, **USUAL)
     for output, prompt in zip(llm.generate(batch, params(prompt_logprobs=0), use_tqdm=False), batch, strict=True):
         check(output, prompt, model)
 

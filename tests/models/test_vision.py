@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,9 +24,12 @@ from tiny_vision import FAMILIES, QWEN_IMAGES, WITH_TIMM, WITH_TORCHVISION, Refe
 from with_torchvision import FOLDER
 
 from vllm import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
+from vllm.config.checkpoint.config import RopeConfig
 from vllm.entrypoints import async_llm
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.images import GivenImages
+from vllm.layers.rotary_embedding import RotaryEmbedding
+from vllm.models.vision.processor import Processed
 from vllm.ops.packed_linear import pack_linear
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.core_process.serial import decode_request, encode_request
@@ -99,6 +103,19 @@ def check(tiny: Tiny, prompt: dict[str, Any], output: Any, is_greedy: bool = Tru
 PICTURES = [draw(40, 30, 1), draw(64, 24, 2), draw(20, 50, 3)]
 
 
+# A family for each way in which steps, ranks and drafts could meet pictures: rows in a prompt, positions in three
+# dimensions, rows added to later layers, experts, recurrent states, attention both ways, inputs of each layer, prompts
+# in one step, pictures in tiles, and several lengths.
+COMBINED = [
+    name
+    for name in (
+        *("llava", "qwen2_5_vl", "qwen3_vl_moe", "qwen3_5", "gemma3", "gemma4_layer_inputs", "paligemma", "idefics3"),
+        *("glm4v", "pixtral", "deepseek_ocr2", *WITH_TORCHVISION, *WITH_TIMM),
+    )
+    if name in FAMILIES
+]
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """Each family in turn: both of its tests run before the next is made."""
@@ -134,6 +151,7 @@ def test_readings_equal_transformers(family: Tiny) -> None:
     assert abs(readings[0] - readings[1]).max() > 10 * TOLERANCE
 
 
+@pytest.mark.parametrize("family", COMBINED, indirect=True)
 def test_features_together(family: Tiny) -> None:
     """Requests over two ranks, one of which has no picture and two of which show one picture, are drafted and
     preempted, and one of them is under a grammar."""
@@ -337,6 +355,94 @@ def test_pictures_of_a_run_have_no_other_bits(name: str, dtype: str, tmp_path: P
         assert torch.equal(together, torch.cat([tower.encode(made[number]) for number in run]))
 
 
+def test_a_picture_that_cannot_be_encoded_ends_its_requests_alone(qwen: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = qwen.llm(max_num_batched_tokens=400)
+    tower = picture_guests(llm)[1].tower
+    encode = tower.encode_together
+
+    def failing(pictures: Any) -> torch.Tensor:
+        if any(len(each["pixel_values"]) == bad for each in pictures):
+            raise RuntimeError("no such picture")
+        return encode(pictures)
+
+    (made,) = llm.llm_engine.input_processor.pictures.process(GivenImages((PICTURES[1],), (None,), {}))
+    bad = len(made.values["pixel_values"])
+    monkeypatch.setattr(tower, "encode_together", failing)
+    monkeypatch.setattr(tower, "runs", lambda pictures: ([number] for number in range(len(pictures))))
+    prompts = [qwen.prompt("plain"), qwen.prompt("one {}", PICTURES[1]), qwen.prompt("two {}", PICTURES[0])]
+    for _ in range(2):
+        first, failed, last = generate(llm, prompts)
+        assert failed.outputs[0].finish_reason == "error"
+        assert "a picture cannot be encoded: RuntimeError: no such picture" in str(failed.outputs[0].error)
+        check(qwen, prompts[0], first)
+        check(qwen, prompts[2], last)
+    assert not picture_guests(llm)[1]._cache._rows.keys() & {made.digest}
+
+
+ROPE_OF_LONG_PROMPTS = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+OTHER_OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("qwen2_5_vl", {"rope_parameters": {**ROPE_OF_LONG_PROMPTS, "mrope_section": [1, 2, 1]}}),
+    # Its router has no such option, whatever a file says.
+    ("qwen3_vl_moe", {"norm_topk_prob": False}),
+    # Where it is the text decoder alone that ties its head.
+    ("llava_onevision", {"tie_word_embeddings": True}),
+    # Files of SmolVLM and of Pixtral have more than a decoder reads.
+    ("smolvlm", {"perceiver_config": {"model_type": "vllama3"}, "pixel_shuffle_factor": 4, "use_resampler": False}),
+    ("pixtral", {"is_composition": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), OTHER_OPTIONS)
+def test_other_options_of_text_decoders(
+    name: str, text: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = FAMILIES[name]
+    monkeypatch.setitem(FAMILIES, name, replace(family, text={**family.text, **text}))
+    tiny = make_tiny(name, tmp_path)
+    prompts = [tiny.prompt("plain text"), tiny.prompt("look {} here", PICTURES[0])]
+    for prompt, output in zip(prompts, generate(tiny.llm(), prompts), strict=True):
+        check(tiny, prompt, output)
+
+
+def test_a_videos_time_is_bounded_by_the_context(tmp_path: Path) -> None:
+    llm = make_tiny("qwen2_5_vl", tmp_path).llm(max_model_len=64)
+    pictures = llm.llm_engine.input_processor.pictures
+    text = "<|vision_start|>" + "<|video_pad|>" * 8 + "<|vision_end|> what"
+    ids = llm.get_tokenizer().encode(text, add_special_tokens=False)
+    rows = np.flatnonzero(np.array(ids) == pictures.family.config.video_token_id)
+
+    def located(seconds: float) -> Any:
+        values = {"video_grid_thw": torch.tensor([[2, 4, 4]]), "second_per_grid_ts": torch.tensor([seconds])}
+        return pictures.locate(ids, [Processed("a", text, ids, rows, values, "video")])
+
+    assert located(10.0).shift > 0
+    with pytest.raises(VLLMValidationError, match="a video's time takes the prompt to position .* is 64 tokens"):
+        located(1000.0)
+
+
+def test_tables_reach_further_positions() -> None:
+    rope = RopeConfig("default", 1e4, {})
+    short, long = RotaryEmbedding(8, 10, rope), RotaryEmbedding(8, 30, rope)
+    assert not short.reach(10) and short.reach(30)
+    assert torch.equal(short.cos_sin_cache, long.cos_sin_cache)
+
+
+def test_a_picture_of_one_row(tmp_path: Path) -> None:
+    llm = make_tiny("mistral3", tmp_path).llm()
+    pictures = [draw(2, 3, 1), draw(30, 20, 2)]
+    made = llm.llm_engine.input_processor.pictures.process(GivenImages((*pictures,), (None,) * 2, {}))
+    assert len(made[0].rows) == 1
+    tower = picture_guests(llm)[1].tower
+    height, width = made[1].values["pixel_values"].shape[-2:]
+    padded = torch.zeros(2, 3, height, width)
+    for number, each in enumerate(made):
+        pixels = each.values["pixel_values"][0]
+        padded[number, :, : pixels.shape[1], : pixels.shape[2]] = pixels
+    sizes = torch.cat([each.values["image_sizes"] for each in made])
+    both = tower.encode({"pixel_values": padded, "image_sizes": sizes})
+    torch.testing.assert_close(tower.encode(made[0].values), both[:1], atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("kept_rows", [0, 50, 10**6])
 def test_a_step_encodes_a_bounded_number_of_rows(qwen: Tiny, kept_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "ROWS_OF_A_STEP", 70)
@@ -403,7 +509,8 @@ def test_preempted_requests_go_on(name: str, request: pytest.FixtureRequest) -> 
     ids=["tensor parallel", "drafts", "asynchronous", "swap"],
 )
 def test_with_other_features(qwen: Tiny, fields: dict[str, Any]) -> None:
-    llm = qwen.llm(max_num_batched_tokens=32, **fields)
+    # An option that asks for nothing may have any name.
+    llm = qwen.llm(max_num_batched_tokens=32, mm_processor_kwargs={"use_fast": False}, **fields)
     prompts = [qwen.prompt("plain"), qwen.prompt("{} aaa aaa aaa", PICTURES[0]), qwen.prompt("{}{}", *PICTURES[1:])]
     for prompt, output in zip(prompts, generate(llm, prompts, reading(max_tokens=12)), strict=True):
         check(qwen, prompt, output)
@@ -450,6 +557,15 @@ def test_modes_and_arrays(llava: Tiny, mode: str) -> None:
     assert len(first.outputs[0].token_ids) == 4
     for each in others:
         check(llava, prompts[-1], each)
+
+
+def test_palettes_tell_pictures_apart(llava: Tiny, limited: LLM) -> None:
+    first = draw(40, 30, 4).convert("P")
+    second = first.copy()
+    second.putpalette((first.getpalette() or [])[::-1])
+    outputs = generate(limited, [llava.prompt("{}", each) for each in (first, second)])
+    for picture, output in zip((first, second), outputs, strict=True):
+        check(llava, llava.prompt("{}", picture.convert("RGB")), output)
 
 
 @pytest.mark.parametrize(

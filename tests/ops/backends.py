@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from layouts import CPP_LEVELS
@@ -57,8 +59,23 @@ _OF_PRODUCTS = "cpp-avx512_bf16"
 # On the CPU these run their references.
 WITHOUT_CPP = {"linear_readings"}
 
+_MOST_REMEMBERED = 8
+Truth = TypeVar("Truth", bound=Callable[..., Any])
+
 # float32 sums in another order, relative to the greatest value.
 _SLACK = 2e-6
+
+
+def with_dtypes(names: list[str]) -> list[tuple[str, torch.dtype]]:
+    """Each backend with each of DTYPES. The interpreter, which takes its time, reads float16 by the steps that it reads
+    bfloat16 by, so it is asked for one of them."""
+    interprets = not torch.cuda.is_available()
+    return [
+        (name, dtype)
+        for name in names
+        for dtype in DTYPES
+        if name != "triton" or dtype != torch.float16 or not interprets
+    ]
 
 
 def backends(operation: str) -> list[str]:
@@ -122,6 +139,37 @@ def _to_host(result: Any) -> Any:
         parts = [_to_host(part) for part in result]
         return type(result)(*parts) if hasattr(result, "_fields") else tuple(parts)
     return result
+
+
+def remembered(function: Truth) -> Truth:
+    """`function`, which is not called again for the arguments of one of the last calls: a test's backends follow each
+    other, and the truth is the same for all. Results are not to be changed."""
+    known: dict[Any, Any] = {}
+
+    @wraps(function)
+    def remember(*args: Any, **kwargs: Any) -> Any:
+        asked = _content((args, kwargs))
+        if asked not in known:
+            if len(known) >= _MOST_REMEMBERED:
+                del known[next(iter(known))]
+            known[asked] = function(*args, **kwargs)
+        return known[asked]
+
+    return cast(Truth, remember)
+
+
+def _content(value: Any) -> Any:
+    """Equal for equal arguments."""
+    if isinstance(value, Tensor):
+        content = hash(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()) if value.numel() else 0
+        return value.dtype, value.shape, content
+    if isinstance(value, dict):
+        return tuple((key, _content(each)) for key, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_content, value))
+    if dataclasses.is_dataclass(value):
+        return tuple(_content(getattr(value, field.name)) for field in dataclasses.fields(value))
+    return value
 
 
 def strided(tensor: Tensor, gap: int = 3) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends import DTYPES, assert_accurate, backends, run, weights_rounding
+from backends import DTYPES, assert_accurate, backends, remembered, run, weights_rounding, with_dtypes
 from test_paged_attention import RAGGED, Batch, make_batch
 from torch import Tensor
 
@@ -43,6 +43,7 @@ SETS = [
 ]
 
 
+@remembered
 def attend(batch: Batch, dtype: torch.dtype, **options: Any) -> Tensor:
     """Softmax over all scores, written out, in the given dtype."""
     out = torch.empty(batch.q.shape, dtype=dtype)
@@ -99,8 +100,7 @@ def check(backend: str, batch: Batch, options: dict[str, Any], slack: float = 4e
     assert_accurate(backend, got, truth, slack=max(slack, weights_rounding(backend, got.dtype)))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("backend", "dtype"), with_dtypes(BACKENDS), ids=str)
 @pytest.mark.parametrize("names", SETS)
 def test_ragged_batch(backend: str, dtype: torch.dtype, names: str) -> None:
     block_size = 5 if "softcap" in names else 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from backends import DTYPES, backends, run, strided
+from backends import DTYPES, backends, remembered, run, strided
 from torch import Tensor
 
 from vllm.ops.count_above import count_above
@@ -12,6 +12,7 @@ from vllm.ops.count_above import count_above
 BACKENDS = backends("count_above")
 
 
+@remembered
 def truth(logits: Tensor, values: Tensor, num_values: Tensor | None) -> Tensor:
     counts = (logits.double()[:, :, None] > values.double()[:, None, :]).sum(dim=1).to(torch.int32)
     if num_values is not None:
@@ -19,6 +20,7 @@ def truth(logits: Tensor, values: Tensor, num_values: Tensor | None) -> Tensor:
     return counts
 
 
+@remembered
 def truth_by_sorting(logits: Tensor, values: Tensor) -> Tensor:
     """The same where the comparisons would not fit the memory."""
     ascending = logits.sort(dim=1).values

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends import DTYPES, backends, run
+from backends import DTYPES, backends, run, with_dtypes
 from test_attention_options import attend as attend_with_options
 from test_attention_options import make_options
 from test_paged_attention import RAGGED, Batch, attend, make_batch
@@ -109,8 +109,7 @@ def run_quantised(backend: str, batch: Batch, scales: tuple[float, float], **opt
 CASES = [(RAGGED, (6, 2), 16, 16), (RAGGED, (4, 1), 40, 4), ([(70, 200), (1, 600)], (3, 3), 64, 16)]
 
 
-@pytest.mark.parametrize("backend", backends("paged_attention"))
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("backend", "dtype"), with_dtypes(backends("paged_attention")), ids=str)
 @FLOATS
 def test_attention(backend: str, dtype: torch.dtype, float8: torch.dtype) -> None:
     for (lengths, heads, head_dim, block_size), scales in zip(CASES, [(1.0, 1.0), (0.3, 2.5), (4.0, 0.1)], strict=True):

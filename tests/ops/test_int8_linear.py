@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import DTYPES, assert_accurate, chosen, strided
+from backends import DTYPES, assert_accurate, chosen, remembered, strided
 from layouts import LEVELS
 from torch import Tensor
 
@@ -52,6 +52,7 @@ def quantised_weight(weight: Tensor) -> Tensor:
     return (groups / scales).nan_to_num().round().double() * scales.double()
 
 
+@remembered
 def truth_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """float64."""
     integers, scales = quantised(rotated(x))
@@ -119,6 +120,11 @@ def test_an_outlier_does_not_take_the_resolution_from_its_row(backend: str) -> N
     assert (got - product).norm() / product.norm() < 0.05
 
 
+@remembered
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    return x.double() @ weight.double().T
+
+
 @pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize("inner", [1500, 65536])
 @pytest.mark.parametrize("sign", [1, -1])
@@ -132,7 +138,7 @@ def test_the_greatest_sums_do_not_overflow(backend: str, inner: int, sign: int) 
         got = int8_linear(x, pack_int8_linear(weight, None))
     torch.testing.assert_close(got.double(), truth_of(x, weight, None), rtol=1e-5, atol=1e-3)
     # A weight's scale is kept in bfloat16, rounded up, and its integers are off by up to a half.
-    torch.testing.assert_close(got.double(), x.double() @ weight.double().T, rtol=0.02, atol=0.02 * inner / BLOCK)
+    torch.testing.assert_close(got.double(), product(x, weight), rtol=0.02, atol=0.02 * inner / BLOCK)
 
 
 @pytest.mark.parametrize("backend", LEVELS)
@@ -230,6 +236,18 @@ def test_what_is_packed_has_the_bits_of_the_definition(
         if packed.layout == "packed":
             expected = int8_module._arrange(expected.weight, expected.scales, None, expected.shape)
         assert torch.equal(packed.weight, expected.weight)
+
+
+@pytest.mark.parametrize("backend", LEVELS)
+@pytest.mark.parametrize("gated", [False, True])
+def test_parts_are_packed_as_their_whole(backend: str, gated: bool) -> None:
+    for dtype in DTYPES:
+        parts = [torch.randn(count, 150).to(dtype) for count in ((43, 43) if gated else (1, 32, 50))]
+        bias = torch.randn(sum(map(len, parts))).to(dtype)
+        with chosen(backend):
+            ready, whole = (pack_int8_linear(weight, bias, gated=gated) for weight in (parts, torch.cat(parts)))
+        assert torch.equal(ready.weight, whole.weight) and torch.equal(ready.bias, whole.bias)
+        assert (ready.shape, ready.gated) == (whole.shape, whole.gated)
 
 
 @pytest.mark.parametrize("backend", LEVELS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from backends import DTYPES, assert_accurate, backends, run
+from backends import DTYPES, assert_accurate, backends, remembered, run
 from torch import Tensor
 
 from vllm.ops._dispatch import force
@@ -87,6 +87,7 @@ def make_batch(
     return Batch(*q.split(dims, dim=2), cache, table, starts, seq_lens, width**-0.5, rows, cache_scale)
 
 
+@remembered
 def attend(batch: Batch, dtype: torch.dtype = torch.float64) -> Tensor:
     """Softmax over all scores, in the given dtype."""
     out = torch.empty(batch.q_latent.shape, dtype=dtype)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends import DTYPES, assert_accurate, backends, run, weights_rounding
+from backends import DTYPES, assert_accurate, backends, remembered, run, weights_rounding
 from layouts import needs_kernels
 from torch import Tensor
 
@@ -34,6 +34,7 @@ def rows_of(tokens: int, heads: tuple[int, int], dim: int, dtype: torch.dtype) -
     return list(wide[:, :width].view(tokens, -1, dim).split(counts, 1))
 
 
+@remembered
 def truth(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, scale: float, dtype: Any = torch.float64, **options: Any):
     parts = []
     lengths = starts.diff().tolist()

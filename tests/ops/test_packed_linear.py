@@ -290,6 +290,42 @@ def test_gated_products(backend: str, layout: Layout, inner: int, monkeypatch: p
             assert_accurate("reference", got, truth, slack=max(slack, 1e-5))
 
 
+@pytest.mark.parametrize("backend", [level for level in LEVELS if level != "reference"])
+@pytest.mark.parametrize("layout", ["packed_f32", "packed_bf16_dot", "packed_fp16"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_parts_are_packed_as_their_whole(
+    backend: str, layout: Layout, gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_GEMM", layout)
+    # Rows end between panels, and are of several lengths in memory; columns end between vectors.
+    rows = (1, 32, 50, 3) if not gated else (43, 43)
+    for dtype in DTYPES:
+        parts = [torch.randn(count, 90 + index)[:, :76].to(dtype) for index, count in enumerate(rows)]
+        bias = torch.randn(sum(rows)).to(dtype)
+        with chosen(backend):
+            ready = pack_linear(parts, bias, gated=gated)
+            weight, own_bias = unpack_linear(ready, dtype)
+            assert ready.shape == (sum(rows), 76) and ready.gated == gated
+            if ready.scales is None:
+                assert torch.equal(weight, torch.cat(parts))
+            assert own_bias is not None and torch.equal(own_bias, bias)
+            whole = pack_linear(torch.cat(parts), bias, gated=gated)
+            assert torch.equal(ready.weight.view(torch.uint8), whole.weight.view(torch.uint8))
+
+
+@needs_kernels
+def test_parts_of_a_weight_fit_each_other() -> None:
+    for parts, said in [
+        ([torch.zeros(2, 4), torch.zeros(2, 6)], "weight must have size 4 in dimension 1, got 6"),
+        ([torch.zeros(2, 4), torch.zeros(2, 4).half()], "weight must have the dtype of its first part"),
+        ([torch.zeros(4, 2).t()], "weight must be contiguous in its last dimension"),
+    ]:
+        with pytest.raises(RuntimeError, match=said):
+            torch.ops.vllm_cpu.pack_linear(parts)
+    with pytest.raises(RuntimeError, match="weight must have two halves of rows, got 3"):
+        torch.ops.vllm_cpu.pack_int8([torch.zeros(3, 4)], True)
+
+
 @needs_kernels
 def test_a_large_result_takes_the_last_ones_memory() -> None:
     weight, x = torch.randn(2**20, 4), torch.randn(4, 4)

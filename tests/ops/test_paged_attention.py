@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from backends import DTYPES, assert_accurate, backends, run, weights_rounding
+from backends import DTYPES, assert_accurate, backends, remembered, run, weights_rounding
 from torch import Tensor
 
 from vllm.ops._dispatch import force
@@ -102,6 +102,7 @@ def make_batch(
     return Batch(qkv[:, :q_heads], *caches, table, starts, seq_lens, head_dim**-0.5, keys, values)
 
 
+@remembered
 def attend(batch: Batch, dtype: torch.dtype = torch.float64) -> Tensor:
     """Softmax over all scores, in the given dtype."""
     out = torch.empty(batch.q.shape, dtype=dtype)

@@ -7,19 +7,13 @@ from functools import partial
 
 import pytest
 import torch
-from backends import DTYPES, backends, run, strided
+from backends import DTYPES, backends, remembered, run, strided, with_dtypes
 from torch import Tensor
 
 from vllm.ops.token_readings import RowReadings, token_readings
 
 BACKENDS = backends("token_readings")
-# The interpreter, which takes its time, reads float16 by the steps that it reads bfloat16 by.
-TWIN_DTYPES = [
-    (backend, dtype)
-    for backend in BACKENDS
-    for dtype in DTYPES
-    if backend != "triton" or dtype != torch.float16 or torch.cuda.is_available()
-]
+TWIN_DTYPES = with_dtypes(BACKENDS)
 
 with_entropy = partial(token_readings, entropy=True)
 
@@ -33,6 +27,7 @@ def rows_of(readings: RowReadings, rows: slice) -> RowReadings:
     return RowReadings(*(part[rows].cpu() for part in outputs(readings)))
 
 
+@remembered
 def truth(logits: Tensor, token_ids: Tensor, num_token_ids: Tensor | None) -> tuple[Tensor, ...]:
     """float64 chosen logits, int ranks, float64 lse, argmax, maximum."""
     values = logits.double()

@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import json
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,22 @@ async def client_of(engine: AsyncLLM, **args: Any) -> AsyncIterator[httpx.AsyncC
 
 
 class AppThread:
-    """A server whose event loop runs in a thread of its own, for tests without one. Closes its engine."""
+    """A server whose event loop runs in a thread of its own, for tests without one. Closes its engine.
 
-    def __init__(self, engine: AsyncLLM, **args: Any) -> None:
+    Args:
+        beside: a server whose engine and thread it shares, and does not close.
+        args: ServerArgs.
+    """
+
+    def __init__(self, engine: AsyncLLM, beside: AppThread | None = None, **args: Any) -> None:
         self.engine = engine
         self.state = ServerState(engine, server_args(**args))
         transport = httpx.ASGITransport(build_app(self.state), raise_app_exceptions=False)
         self._client = httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60)
+        self._is_guest = beside is not None
+        if beside is not None:
+            self._loop = beside._loop
+            return
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -56,6 +65,9 @@ class AppThread:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._is_guest:
+            self.run(self._client.aclose())
+            return
         self.run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -94,3 +106,7 @@ class AppThread:
         *events, done, rest = response.text.split("\n\n")
         assert (done, rest) == ("data: [DONE]", "")
         return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+Serve = Callable[..., AppThread]
+"""The fixture `serve`: see Servers.start of conftest.py."""

@@ -30,3 +30,7 @@ class ForcedTokens(AdapterLogitsProcessor):
             return logits
 
         return force
+
+
+FORCED = {"max_model_len": 1024, "logits_processors": [ForcedTokens]}
+"""Arguments of an engine for answers of some length whose tokens a test chooses."""

@@ -52,15 +52,15 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(made):
+def server(serve, made):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
         patch.setattr(LoRAResolverRegistry, "resolvers", {})
-        engine = make_engine(made.folder / "model", enable_lora=True, max_loras=2, max_cpu_loras=3, max_num_seqs=4)
+        fields = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 3, "max_num_seqs": 4}
         modules = [f"one={made.paths['one']}", json.dumps({"name": "two", "path": str(made.paths["two"])})]
-        with AppThread(engine, lora_modules=modules) as app:
-            app.run(app.state.load_adapters())
-            yield app
+        app = serve(fields, made.folder / "model", lora_modules=modules)
+        app.run(app.state.load_adapters())
+        yield app
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve
 from bad_bodies import CHAT, COMPLETION, DECISION, DETOKENIZE, MESSAGE, RESPONSE, SCORING, SYSTEM_ONE, TOKENIZE
-from tiny_llm import make_tiny_model
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
@@ -69,12 +68,10 @@ SECONDS = 60
 
 
 @pytest.fixture(scope="module", params=["generate", "pooling"])
-def app(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppThread]:
-    engine = make_engine(make_tiny_model(tmp_path_factory.mktemp("tiny")), runner=request.param)
+def app(request: pytest.FixtureRequest, serve: Serve) -> Iterator[AppThread]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_SERVER_DEV_MODE", "1")
-        with AppThread(engine) as thread:
-            yield thread
+        yield serve({"runner": request.param})
 
 
 def content(answer: Any) -> Any:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
-from asgi import AppThread, client_of, make_engine
+from asgi import AppThread, Serve, client_of
 from bad_bodies import (
     CHAT,
     COMPLETION,
@@ -60,16 +60,14 @@ TYPES = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> AppThread:
     folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
     caps = {"max_model_len": MAX_MODEL_LEN, "max_logprobs": MAX_LOGPROBS, "max_logprob_token_ids": MAX_IDS}
-    engine = make_engine(folder, **caps, max_num_seqs=4)
     limits = {"max_prompts_per_request": 64, "max_body_mib": 0.25}
-    with AppThread(engine, **limits, access_log=False) as app:
-        app.state.chat_template = TEMPLATE
-        app.expected = choices(app)
-        app.folder = folder
-        yield app
+    app = serve({**caps, "max_num_seqs": 4}, folder, chat_template=TEMPLATE, **limits)
+    app.expected = choices(app)
+    app.folder = folder
+    return app
 
 
 def choices(server):

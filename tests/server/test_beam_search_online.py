@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve
 from tiny_llm import make_tiny_llm
 
 from vllm import LLM, SamplingParams
@@ -24,9 +23,8 @@ def llm(folder) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def server(folder) -> Iterator[AppThread]:
-    with AppThread(make_engine(folder), access_log=False) as app:
-        yield app
+def server(serve: Serve) -> AppThread:
+    return serve()
 
 
 FIELDS = {"use_beam_search": True, "n": 2, "best_of": 3, "max_tokens": 4, "return_token_ids": True}

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from asgi import AppThread, make_engine
-from tiny_llm import make_tiny_model
+from asgi import AppThread, Serve
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
@@ -140,13 +138,8 @@ ENDS = {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[AppThread]:
-    engine = make_engine(
-        make_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=512), max_model_len=512
-    )
-    with AppThread(engine, access_log=False) as app:
-        app.state.chat_template = TEMPLATE
-        yield app
+def server(serve: Serve) -> AppThread:
+    return serve({"max_model_len": 512}, chat_template=TEMPLATE)
 
 
 @pytest.mark.parametrize("program", BODIES)

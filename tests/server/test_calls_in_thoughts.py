@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve
 from call_texts import FORMATS
-from forced_tokens import ForcedTokens
-from tiny_llm import make_tiny_model
+from forced_tokens import FORCED
 
 from vllm.answers.answer import AnswerFormat
 
@@ -27,15 +25,12 @@ THINKERS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["alone", "drafts"])
-def server(request, tmp_path_factory) -> Iterator[AppThread]:
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
-    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-    more = {"speculative_config": drafts} if request.param == "drafts" else {}
-    engine = make_engine(folder, max_model_len=1024, logits_processors=[ForcedTokens], **more)
-    with AppThread(engine, access_log=False) as app:
-        app.state.chat_template = "{{ messages[0].content }}"
-        yield app
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+
+
+@pytest.fixture(scope="module", params=[FORCED, {**FORCED, "speculative_config": DRAFTS}], ids=["alone", "drafts"])
+def server(serve: Serve, request: pytest.FixtureRequest) -> AppThread:
+    return serve(request.param, chat_template="{{ messages[0].content }}")
 
 
 def ask(server: AppThread, text: str, **body: Any) -> dict[str, Any]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve
 from channel_template import TEMPLATE
-from forced_tokens import ForcedTokens
-from tiny_llm import make_tiny_model
+from forced_tokens import FORCED
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
@@ -22,12 +20,8 @@ FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[AppThread]:
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
-    engine = make_engine(folder, max_model_len=1024, logits_processors=[ForcedTokens])
-    with AppThread(engine, access_log=False) as app:
-        app.state.chat_template = TEMPLATE
-        yield app
+def server(serve: Serve) -> AppThread:
+    return serve(FORCED, chat_template=TEMPLATE)
 
 
 def ask(server: AppThread, beginning: str, **body: Any) -> dict[str, Any]:

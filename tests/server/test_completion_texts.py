@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
 
 import pytest
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve
 from byte_tokenizer import BOS, EOS, byte_ids
-from forced_tokens import ForcedTokens
+from forced_tokens import FORCED
 from tiny_llm import make_tiny_llm
 
 from vllm import LLM, SamplingParams
@@ -20,9 +19,8 @@ TEXTS = ["a中b", "🙂é", "né🙂 the 你好", "\U0010ffffx"]
 
 
 @pytest.fixture(scope="module")
-def server(folder) -> Iterator[AppThread]:
-    with AppThread(make_engine(folder, logits_processors=[ForcedTokens]), access_log=False) as app:
-        yield app
+def server(serve: Serve) -> AppThread:
+    return serve(FORCED)
 
 
 @pytest.fixture(scope="module")

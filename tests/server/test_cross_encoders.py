@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from typing import Any
 
 import pytest
 import torch
 import transformers
-from asgi import AppThread, make_engine, server_args
+from asgi import AppThread, Serve, make_engine, server_args
 from minilm import extract_minilm
 
 from vllm import LLM
@@ -55,9 +56,8 @@ def reference(tmp_path_factory, minilm):
 
 
 @pytest.fixture(scope="module")
-def server(reference):
-    with AppThread(make_engine(reference[0], max_model_len=LENGTH), max_prompts_per_request=8) as app:
-        yield app
+def server(serve: Serve, reference: Any) -> AppThread:
+    return serve({"max_model_len": LENGTH}, reference[0], max_prompts_per_request=8)
 
 
 @torch.no_grad()

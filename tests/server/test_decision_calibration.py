@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve
 from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from models_util import make_random_model
 
@@ -36,11 +37,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(folder, tmp_path_factory):
+def server(serve: Serve, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> AppThread:
     path = tmp_path_factory.mktemp("calibration") / "calibration.json"
     path.write_text(json.dumps(CALIBRATION))
-    with AppThread(make_engine(folder, max_model_len=512), calibration=str(path)) as app:
-        yield app
+    return serve({"max_model_len": 512}, folder, calibration=str(path))
 
 
 def answer(server, question=QUESTION, **body):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve
 from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from decision_reference import assert_answer
 from models_util import make_random_model
@@ -41,9 +43,8 @@ def model(folder_and_model):
 
 
 @pytest.fixture(scope="module")
-def server(folder_and_model):
-    with AppThread(make_engine(folder_and_model[0], max_model_len=512)) as app:
-        yield app
+def server(serve: Serve, folder_and_model: Any) -> AppThread:
+    return serve({"max_model_len": 512}, folder_and_model[0])
 
 
 def ask(server, **body):

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve
 from safetensors.torch import load_file, save_file
-from tiny_llm import make_tiny_model
 
 ROUTES = [
     ("GET", "/server_info"),
@@ -26,18 +25,15 @@ ROUTES = [
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppThread]:
-    traces = tmp_path_factory.mktemp("traces")
-    engine = make_engine(
-        make_tiny_model(tmp_path_factory.mktemp("tiny")),
-        profiler_config={"profiler": "torch", "torch_profiler_dir": str(traces)},
-        logprobs_mode="processed_logprobs",
-        weight_transfer_config={"backend": "nccl"},
-    )
+def app(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppThread]:
+    fields = {
+        "profiler_config": {"profiler": "torch", "torch_profiler_dir": str(tmp_path_factory.mktemp("traces"))},
+        "logprobs_mode": "processed_logprobs",
+        "weight_transfer_config": {"backend": "nccl"},
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_SERVER_DEV_MODE", "1")
-        with AppThread(engine) as thread:
-            yield thread
+        yield serve(fields)
 
 
 def answer(app: AppThread, method: str, url: str, **options: object) -> object:
@@ -48,7 +44,7 @@ def answer(app: AppThread, method: str, url: str, **options: object) -> object:
 
 def test_only_in_development(app: AppThread, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_SERVER_DEV_MODE")
-    other = AppThread(app.engine)
+    other = AppThread(app.engine, app)
     for method, url in ROUTES:
         assert other.request(method, url).status_code == 404, url
     assert not {url for _, url in ROUTES} & set(app.request("GET", "/openapi.json").json()["paths"])

@@ -11,12 +11,10 @@ import json
 import logging
 
 import pytest
-from asgi import AppThread, make_engine
 from byte_tokenizer import byte_ids
 from forced_tokens import ForcedTokens
 from gated_steps import Gate
 from real_sockets import RawClient, SocketServer, listening
-from tiny_llm import make_tiny_model
 
 from vllm.server.app import build_app
 
@@ -37,15 +35,12 @@ RESPONSE |= {"input": "a", "max_output_tokens": 200}
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
+def shared(serve, tmp_path_factory):
     """(engine with two slots, gate)"""
     gate = Gate(tmp_path_factory.mktemp("gate") / "permits")
     gate.permit(1000)
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
-    options = {"max_model_len": 256, "max_num_seqs": 2, "logits_processors": [Gate.NAME, ForcedTokens]}
-    with AppThread(make_engine(folder, **options)) as app:
-        yield app, gate
-        gate.permit(1000)
+    yield serve({"max_model_len": 256, "max_num_seqs": 2, "logits_processors": [Gate.NAME, ForcedTokens]}), gate
+    gate.permit(1000)
 
 
 @pytest.fixture

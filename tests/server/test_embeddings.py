@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve, make_engine
 from minilm import extract_minilm
 from openai import AsyncOpenAI
 from tiny_llm import make_tiny_model
@@ -29,11 +30,8 @@ def minilm(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(minilm):
-    with AppThread(
-        make_engine(minilm, max_model_len=256, hf_overrides=CUT), served_model_name=["tiny"], max_prompts_per_request=8
-    ) as app:
-        yield app
+def server(serve: Serve, minilm: Path) -> AppThread:
+    return serve({"max_model_len": 256, "hf_overrides": CUT}, minilm, max_prompts_per_request=8)
 
 
 @pytest.fixture(scope="module")

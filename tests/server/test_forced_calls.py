@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from asgi import AppThread, make_engine
-from tiny_llm import make_tiny_model
+from asgi import AppThread, Serve
 
 from vllm.answers.answer import AnswerFormat
 
@@ -26,14 +24,13 @@ USER = [{"role": "user", "content": "?"}]
 THINKING = "{{ messages[0].content }}<think>"
 
 
-@pytest.fixture(scope="module", params=["alone", "drafts"])
-def server(request, tmp_path_factory) -> Iterator[AppThread]:
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
-    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
-    more = {"speculative_config": drafts} if request.param == "drafts" else {}
-    with AppThread(make_engine(folder, max_model_len=1024, **more), access_log=False, reasoning_parser="qwen3") as app:
-        app.state.chat_template = "{{ messages[0].content }}"
-        yield app
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+
+
+@pytest.fixture(scope="module", params=[{}, {"speculative_config": DRAFTS}], ids=["alone", "drafts"])
+def server(serve: Serve, request: pytest.FixtureRequest) -> AppThread:
+    fields = {"max_model_len": 1024, **request.param}
+    return serve(fields, chat_template="{{ messages[0].content }}", reasoning_parser="qwen3")
 
 
 def num_steps(server: AppThread) -> int:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from asgi import AppThread, make_engine
-from forced_tokens import ForcedTokens
-from tiny_llm import make_tiny_model
+from asgi import AppThread, Serve
+from forced_tokens import FORCED
 
 from vllm.tool_parsers import ToolParserManager
 
@@ -39,12 +37,8 @@ TEMPLATE = "{{% for message in messages %}}{{{{ message.content }}}}{{% endfor %
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[AppThread]:
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
-    engine = make_engine(folder, max_model_len=1024, logits_processors=[ForcedTokens])
-    fields = {"trust_request_chat_template": True, "reasoning_parser": "auto"}
-    with AppThread(engine, access_log=False, **fields) as app:
-        yield app
+def server(serve: Serve) -> AppThread:
+    return serve(FORCED, reasoning_parser="auto")
 
 
 def ask(server: AppThread, beginning: str, **body: Any) -> dict[str, Any]:

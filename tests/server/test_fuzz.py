@@ -8,7 +8,7 @@ import random
 from functools import cache
 
 import pytest
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve
 from bad_bodies import (
     CHAT,
     COMPLETION,
@@ -23,7 +23,6 @@ from bad_bodies import (
     SYSTEM_ONE,
     TOKENIZE,
 )
-from tiny_llm import make_tiny_model
 
 from vllm.server.http.routes import REQUEST_MODELS
 
@@ -168,14 +167,12 @@ def names():
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"))
+def server(serve: Serve) -> AppThread:
     caps = {"max_model_len": MAX_MODEL_LEN, "max_logprobs": MAX_LOGPROBS, "max_logprob_token_ids": MAX_IDS}
-    engine = make_engine(folder, **caps, max_num_seqs=4)
-    with AppThread(engine, max_num_queued_reqs=12, max_body_mib=0.1, access_log=False) as app:
-        app.state.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-        app.expected = choices(app)
-        yield app
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    app = serve({**caps, "max_num_seqs": 4}, chat_template=template, max_num_queued_reqs=12, max_body_mib=0.1)
+    app.expected = choices(app)
+    return app
 
 
 def choices(server):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from asgi import AppThread, client_of, make_engine
+from asgi import AppThread, Serve, client_of
 from byte_tokenizer import byte_ids
-from forced_tokens import ForcedTokens
-from tiny_llm import make_tiny_model
+from forced_tokens import FORCED
 
 from vllm import logger as vllm_logger
 from vllm.server.http import middleware
@@ -28,11 +26,8 @@ PATH = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[AppThread]:
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=2048)
-    engine = make_engine(folder, max_model_len=2048, logits_processors=[ForcedTokens])
-    with AppThread(engine, access_log=False) as app:
-        yield app
+def server(serve: Serve) -> AppThread:
+    return serve({**FORCED, "max_model_len": 2048})
 
 
 @pytest.fixture

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve
 from safetensors.torch import save_file
 from tiny_encoders import SIZES, save, tensors
 from tiny_late_models import WORDS, add_tokenizer, dense, write_modules
@@ -29,9 +30,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(folder):
-    with AppThread(make_engine(folder, max_model_len=96)) as app:
-        yield app
+def server(serve: Serve, folder: Path) -> AppThread:
+    return serve({"max_model_len": 96}, folder)
 
 
 def test_sides_of_pooling(server, folder):

@@ -7,8 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 import pytest
-from asgi import AppThread, make_engine
-from tiny_llm import make_tiny_model
+from asgi import AppThread, Serve
 
 from vllm.server.protocol.messages import MessageEvent, MessageObject
 
@@ -25,12 +24,10 @@ SIZES = {"max_num_seqs": 4, "max_model_len": 128}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    engine = make_engine(make_tiny_model(tmp_path_factory.mktemp("tiny")), **SIZES)
-    with AppThread(engine, access_log=False, api_key=["k"]) as app:
-        app.state.chat_template = TEMPLATE
-        app._client.headers["x-api-key"] = "k"
-        yield app
+def server(serve: Serve) -> AppThread:
+    app = serve(SIZES, chat_template=TEMPLATE, api_key=["k"])
+    app._client.headers["x-api-key"] = "k"
+    return app
 
 
 def chat(server, messages=USER, **fields):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve
 from tiny_llm import make_tiny_model
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
@@ -82,11 +82,9 @@ def generated(server: AppThread, **params: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppThread]:
-    engine = make_engine(make_tiny_model(tmp_path_factory.mktemp("Org") / "Small"))
-    with AppThread(engine, access_log=False) as app:
-        app.state.chat_template = TEMPLATE
-        yield app
+def server(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> AppThread:
+    folder = make_tiny_model(tmp_path_factory.mktemp("Org") / "Small")
+    return serve({}, folder, chat_template=TEMPLATE)
 
 
 # -- readings ------------------------------------------------------------------------------------------------------

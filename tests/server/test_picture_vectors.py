@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve
 from pictures import data_url, drawn
 from tiny_pairs import make_pair, reference
 
@@ -29,9 +28,8 @@ def made(folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path, made: Any) -> Iterator[AppThread]:
-    with AppThread(make_engine(folder, max_model_len=16), served_model_name=["tiny"]) as app:
-        yield app
+def server(serve: Serve, folder: Path, made: Any) -> AppThread:
+    return serve({"max_model_len": 16}, folder)
 
 
 def by_messages(server: AppThread, *parts: Any) -> np.ndarray:

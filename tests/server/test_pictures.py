@@ -6,12 +6,13 @@ import asyncio
 import base64
 import io
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from asgi import AppThread, make_engine, server_args
+from asgi import AppThread, Serve, make_engine, server_args
 from pictures import data_url, drawn, file_of, png_of_size
 from PIL import Image
 from tiny_vision import make_vision_model
@@ -54,17 +55,10 @@ def files(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(folder, files):
-    engine = make_engine(
-        folder,
-        max_model_len=300,
-        allowed_local_media_path=str(files),
-        limit_mm_per_prompt={"image": 3},
-        enable_mm_embeds=True,
-    )
-    with AppThread(engine, trust_request_mm_kwargs=True) as app:
-        app.state.chat_template = TEMPLATE
-        yield app
+def server(serve: Serve, folder: Path, files: Path) -> AppThread:
+    fields = {"max_model_len": 300, "limit_mm_per_prompt": {"image": 3}, "enable_mm_embeds": True}
+    fields["allowed_local_media_path"] = str(files)
+    return serve(fields, folder, chat_template=TEMPLATE, trust_request_mm_kwargs=True)
 
 
 @pytest.fixture(scope="module")
@@ -479,6 +473,9 @@ def test_decisions(server, llm):
     bad = [{"role": "user", "content": [{"type": "input_image", "image_url": data_url(b"words")}]}]
     error = refused(server, "/v1/decisions", input=bad, questions=[question])
     assert error["param"] == "input[0].content[0].image_url"
+    told = [{"role": "assistant", "content": items(FIRST)[0]["content"][1:]}]
+    error = refused(server, "/v1/decisions", input=told, questions=[question])
+    assert error["param"] == "input[0].content[0].type" and "got 'input_image'" in error["message"]
     both = [{"role": "user", "content": [{"type": "input_text", "text": PLACE}, *items(FIRST)[0]["content"]]}]
     assert refused(server, "/v1/decisions", input=both, questions=[question])["param"] == "input"
 

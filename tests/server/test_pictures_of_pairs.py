@@ -143,10 +143,9 @@ def test_what_cannot_be_is_a_400(limited, fields, place):
 
 
 @pytest.fixture(scope="module")
-def limited(tiny):
-    engine = make_engine(tiny[0], **{**FIELDS, "limit_mm_per_prompt": {"image": 2}})
-    with AppThread(engine, served_model_name=["Qwen3-VL-Reranker-2B"]) as server:
-        yield server
+def limited(serve, tiny):
+    fields = {**FIELDS, "limit_mm_per_prompt": {"image": 2}}
+    return serve(fields, tiny[0], served_model_name=["Qwen3-VL-Reranker-2B"])
 
 
 def test_more_documents_with_pictures_than_a_prompt_may_have(limited):

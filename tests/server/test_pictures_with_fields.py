@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve
 from pictures import data_url, drawn
 from tiny_adapters import make_adapter, merged
 from tiny_vision import Reference, make_chat_model
@@ -61,11 +63,10 @@ def adapter(tiny, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(tiny, adapter):
-    engine = make_engine(tiny[0], **FIELDS)
-    with AppThread(engine, enable_auto_tool_choice=True, tool_call_parser="hermes") as app:
-        app.run(app.state.adapters.load(engine, ["tiny"], "own", str(adapter)))
-        yield app
+def server(serve: Serve, tiny: Any, adapter: Path) -> AppThread:
+    app = serve(FIELDS, tiny[0], enable_auto_tool_choice=True, tool_call_parser="hermes")
+    app.run(app.state.adapters.load(app.engine, ["tiny"], "own", str(adapter)))
+    return app
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +167,9 @@ def test_adapters(server, llm, adapter, tiny, reference):
         (entry,) = choice["logprobs"]["content"]
         found = {each["token_id"]: each["logprob"] for each in entry["top_logprobs"]}
         np.testing.assert_allclose([found[70], found[80]], row[[70, 80]], atol=1e-4)
+
+
+def test_adapters_of_towers_are_refused(llm, tiny, tmp_path):
+    both = make_adapter(tmp_path, tiny[1], targets=("q_proj", "fc1", "linear_fc1"))
+    with pytest.raises(ValueError, match=r"visual\.blocks\..* is a part of the picture tower"):
+        llm.generate([prompt()], SamplingParams(max_tokens=1), lora_request=LoRARequest("b", 7, str(both)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve
 from tiny_llm import make_tiny_llm
 from torch import Tensor
 
@@ -22,9 +22,8 @@ GREEDY = {"temperature": 0, "ignore_eos": True, "max_tokens": 5, "logprob_token_
 
 
 @pytest.fixture(scope="module")
-def server(folder):
-    with AppThread(make_engine(folder, enable_prompt_embeds=True)) as app:
-        yield app
+def server(serve: Serve) -> AppThread:
+    return serve({"enable_prompt_embeds": True})
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,14 @@ import base64
 import io
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import safetensors.numpy
 import torch
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve, make_engine
 from byte_tokenizer import VOCAB_SIZE, byte_ids
 from real_sockets import RawClient, listening
 from tiny_llm import make_tiny_model
@@ -42,13 +43,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(folder):
+def server(serve: Serve, folder: Path) -> AppThread:
     """Its steps are of 16 tokens."""
-    engine = make_engine(
-        folder, max_num_batched_tokens=16, max_num_seqs=8, max_model_len=8192, enable_prefix_caching=False
-    )
-    with AppThread(engine) as server:
-        yield server
+    fields = {"max_num_batched_tokens": 16, "max_num_seqs": 8, "max_model_len": 8192, "enable_prefix_caching": False}
+    return serve(fields, folder)
 
 
 @pytest.fixture(scope="module")

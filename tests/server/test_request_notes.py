@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import pytest
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve
 from processes import children
 from tiny_llm import make_tiny_llm
 
@@ -34,9 +34,8 @@ def llm(folder):
 
 
 @pytest.fixture(scope="module")
-def server(folder):
-    with AppThread(make_engine(folder), enable_log_requests=True) as app:
-        yield app
+def server(serve: Serve) -> AppThread:
+    return serve(enable_log_requests=True)
 
 
 def finished(engine: Any) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from typing import Any
 
 import pytest
 import torch
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve
 from byte_tokenizer import EOS, VOCAB_SIZE, byte_ids, make_byte_tokenizer
 from models_util import make_random_model
 from tiny_llm import make_tiny_llm
@@ -42,10 +43,9 @@ def encode(llm):
 
 
 @pytest.fixture(scope="module")
-def server(folder_and_model):
-    engine = make_engine(folder_and_model[0], max_model_len=LENGTH)
-    with AppThread(engine, score_template=TEMPLATE, score_labels=["yes", "no"], max_prompts_per_request=8) as app:
-        yield app
+def server(serve: Serve, folder_and_model: Any) -> AppThread:
+    args = {"score_template": TEMPLATE, "score_labels": ["yes", "no"], "max_prompts_per_request": 8}
+    return serve({"max_model_len": LENGTH}, folder_and_model[0], **args)
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])

@@ -6,8 +6,7 @@ import json
 import time
 
 import pytest
-from asgi import AppThread, make_engine
-from tiny_llm import make_tiny_model
+from asgi import AppThread, Serve
 
 from vllm.server.protocol.responses import ResponseEvent, ResponseObject
 
@@ -20,11 +19,8 @@ SIZES = {"max_num_seqs": 4, "max_model_len": 512}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    engine = make_engine(make_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=512), **SIZES)
-    with AppThread(engine, access_log=False) as app:
-        app.state.chat_template = TEMPLATE
-        yield app
+def server(serve: Serve) -> AppThread:
+    return serve({"max_num_seqs": 4, "max_model_len": 512}, chat_template=TEMPLATE)
 
 
 def chat(server, messages, **fields):

@@ -182,11 +182,12 @@ def test_events_are_as_described(server):
             model.model_validate_json(event.removeprefix("data: "))
 
 
-POOLING = ("/v1/embeddings", "/v2/embed", "/classify", "/pooling")
+POOLING = ("/v1/embeddings",)
 OF_AN_ID = tuple(f"/v1/responses/{{response_id}}{rest}" for rest in ("", "/cancel", "/input_items"))
 """Paths of responses that are there; nobody guesses which."""
-# Other paths of endpoints that are tried at one of theirs.
+# Other paths of endpoints that are tried at one of theirs, and of those for whose bodies this model is the wrong one.
 ALIASES = (
+    "/v2/embed", "/classify", "/pooling",
     "/v1/responses/input_tokens", "/v1/messages/count_tokens", "/invocations", "/embeddings", "/embed", "/v1/embed",
     "/v1/rerank", "/v2/rerank", "/score",
 )  # fmt: skip
@@ -224,7 +225,7 @@ def test_schemathesis_finds_nothing(server, tmp_path):
         str(Path(sys.executable).with_name("schemathesis")), "run", str(described), "--url", server.url,
         "--header", f"Authorization: Bearer {KEY}",
         *(option for path in ALIASES for option in ("--exclude-path", path)),
-        "--phases", "coverage,fuzzing", "--max-examples", "8", "--generation-deterministic", "--no-shrink",
+        "--phases", "coverage,fuzzing", "--max-examples", "4", "--generation-deterministic", "--no-shrink",
         "--exclude-checks", ",".join(LEFT_OUT_CHECKS), "--continue-on-failure", "--no-color",
         "--report", "ndjson", "--report-ndjson-path", str(report),
     ]  # fmt: skip

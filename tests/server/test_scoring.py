@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve, make_engine
 from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from models_util import make_random_model, random_prompts
 from scoring_reference import assert_item
@@ -34,9 +36,8 @@ def llm(folder_and_model):
 
 
 @pytest.fixture(scope="module")
-def server(folder_and_model):
-    with AppThread(make_engine(folder_and_model[0])) as app:
-        yield app
+def server(serve: Serve, folder_and_model: Any) -> AppThread:
+    return serve({}, folder_and_model[0])
 
 
 @pytest.fixture(scope="module")

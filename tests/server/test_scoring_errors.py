@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from asgi import AppThread, client_of, make_engine
+from asgi import AppThread, Serve, client_of
 from byte_tokenizer import VOCAB_SIZE
-from tiny_llm import make_tiny_model
 
 from vllm import SamplingParams
 from vllm.server.serving.labels.item_scores import MAX_READINGS
@@ -84,11 +83,9 @@ BAD = [
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(serve: Serve) -> AppThread:
     """One that takes 8 items, and 24 sequences at a time."""
-    engine = make_engine(make_tiny_model(tmp_path_factory.mktemp("tiny")), max_num_seqs=16)
-    with AppThread(engine, max_prompts_per_request=8, max_num_queued_reqs=8) as app:
-        yield app
+    return serve({"max_num_seqs": 16}, max_prompts_per_request=8, max_num_queued_reqs=8)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from asgi import AppThread, make_engine
 from byte_tokenizer import BOS, VOCAB_SIZE, byte_ids, make_byte_tokenizer, make_template_tokenizer
 from models_util import make_random_model
 from scoring_reference import assert_item
@@ -18,13 +17,12 @@ LABELS = [[5], [6]]
 
 
 @pytest.fixture(scope="module")
-def model_and_server(tmp_path_factory):
+def model_and_server(serve, tmp_path_factory):
     """A model whose tokenizer begins every text with <s>; 32 tokens of context."""
     folder = tmp_path_factory.mktemp("bos")
     _, model = make_random_model("llama", "small", folder, vocab_size=VOCAB_SIZE)
     make_template_tokenizer(folder, "<s> $A")
-    with AppThread(make_engine(folder, max_model_len=32)) as app:
-        yield model, app
+    return model, serve({"max_model_len": 32}, folder)
 
 
 def prompts_of(server, **body):

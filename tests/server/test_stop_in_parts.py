@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from asgi import AppThread, make_engine
-from forced_tokens import ForcedTokens
-from tiny_llm import make_tiny_model
+from asgi import AppThread, Serve
+from forced_tokens import FORCED
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
@@ -23,13 +21,8 @@ LONG = "x" * 40
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[AppThread]:
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
-    engine = make_engine(folder, max_model_len=1024, logits_processors=[ForcedTokens])
-    options = {"reasoning_parser": "qwen3", "tool_call_parser": "hermes"}
-    with AppThread(engine, access_log=False, **options) as app:
-        app.state.chat_template = TEMPLATE
-        yield app
+def server(serve: Serve) -> AppThread:
+    return serve(FORCED, chat_template=TEMPLATE, reasoning_parser="qwen3", tool_call_parser="hermes")
 
 
 def bodied(server: AppThread, text: str, stop: Any, **body: Any) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from asgi import AppThread, make_engine
-from tiny_llm import make_tiny_model
+from asgi import AppThread, Serve
 
 pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
@@ -17,10 +16,8 @@ QUESTIONS = {"team": TEAM, "urgent": URGENT, "tone": TONE}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
-    with AppThread(make_engine(folder, max_model_len=1024)) as app:
-        yield app
+def server(serve: Serve) -> AppThread:
+    return serve({"max_model_len": 1024})
 
 
 def test_the_answers_are_those_of_decisions(server):

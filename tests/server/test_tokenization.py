@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from pathlib import Path
 
 import pytest
-from asgi import AppThread, client_of, make_engine
+from asgi import AppThread, Serve, client_of, make_engine
 from byte_tokenizer import BOS, VOCAB_SIZE, make_byte_tokenizer
 from models_util import make_random_model
 from tokenizers.processors import TemplateProcessing
@@ -42,9 +43,8 @@ def reference(folder):
 
 
 @pytest.fixture(scope="module")
-def server(folder):
-    with AppThread(make_engine(folder)) as app:
-        yield app
+def server(serve: Serve, folder: Path) -> AppThread:
+    return serve({}, folder)
 
 
 @pytest.mark.parametrize("special", [None, True, False])

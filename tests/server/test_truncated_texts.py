@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from asgi import AppThread, make_engine
+from asgi import AppThread, Serve
 from byte_tokenizer import BOS, EOS, VOCAB_SIZE, make_template_tokenizer
 from models_util import make_random_model
 from transformers import AutoTokenizer
@@ -26,15 +27,13 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(folder):
-    with AppThread(make_engine(folder)) as app:
-        yield app
+def server(serve: Serve, folder: Path) -> AppThread:
+    return serve({}, folder)
 
 
 @pytest.fixture(scope="module")
-def pooling(folder):
-    with AppThread(make_engine(folder, runner="pooling")) as app:
-        yield app
+def pooling(serve: Serve, folder: Path) -> AppThread:
+    return serve({"runner": "pooling"}, folder)
 
 
 @pytest.fixture(scope="module")

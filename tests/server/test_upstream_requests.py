@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from asgi import AppThread, client_of, make_engine
+from asgi import AppThread, Serve, client_of
 from tiny_llm import make_tiny_model
 
 from vllm.server.protocol import ChatCompletionRequest, CompletionRequest
@@ -28,9 +27,8 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder) -> Iterator[AppThread]:
-    with AppThread(make_engine(folder), served_model_name=None, access_log=False) as app:
-        yield app
+def server(serve: Serve, folder: Path) -> AppThread:
+    return serve({}, folder, served_model_name=None)
 
 
 def with_args(server: AppThread, method: str, path: str, body: Any = None, **args: Any) -> httpx.Response:

@@ -52,6 +52,9 @@ _IMPORTED = (
     *(f"vllm.server.serving.{each}" for each in ("invocations", "generation.render", "messages.messages")),
     *(f"vllm.server.serving.{each}" for each in ("responses.conversations", "pooling.rerank", "labels.decisions")),
 )
+# Imports of towers of pictures, and of models that run by transformers' modules. They would import Triton, which
+# complains at an interpreter's end about objects that were never collected.
+_IMPORTED_WITHOUT_TRITON = ("transformers.modeling_utils", "transformers.masking_utils")
 # Variables that interpreters and libraries read at once.
 _READ_EARLY = ("HF_", "TRANSFORMERS_", "PYTHON", "PYTORCH_", "TORCH_", "OMP_", "MKL_", "KMP_", "LC_", "LANG", "LD_")
 _SUBREAPER, _NUM_BYTES, _HIGH, _SECONDS, _NUM_LIMITS = 36, 1 << 20, 256, 180.0, 16
@@ -262,6 +265,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for each in _IMPORTED:
         importlib.import_module(each)
+    sys.modules["triton"] = None  # type: ignore[assignment]
+    for each in _IMPORTED_WITHOUT_TRITON:
+        importlib.import_module(each)
+    del sys.modules["triton"]
+    sys.modules["torch.utils._triton"].has_triton_package.cache_clear()
     gc.collect()
     gc.freeze()
     request: _Request | None = _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -23,6 +23,9 @@ DEAD_SOON = {
     "RAY_health_check_failure_threshold": "4",
 }
 
+# Ray's is 15, with which actors would wait until all other processes leave them a core.
+_NICENESS = "0"
+
 _clusters: list[Any] = []
 """The one that runs."""
 
@@ -58,8 +61,7 @@ def _start_cluster() -> Any:
     _environment.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     # Each folder that is read would have 32 processes look at its files.
     _environment.setenv("RAY_DATA_PARQUET_FOOTER_NUM_ACTORS", "1")
-    # Else they would wait until the other tests leave them a core.
-    _environment.setenv("RAY_worker_niceness", "0")
+    _environment.setenv("RAY_worker_niceness", _NICENESS)
     import_ray_for()
     import ray
     import ray.data
@@ -114,6 +116,7 @@ def environment(machines: TwoMachines, **more: str) -> dict[str, str]:
     path = os.pathsep.join(path for path in sys.path if path)
     address = f"{machines.addresses[0]}:6379"
     fixed = {"PYTHONPATH": path, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    fixed["RAY_worker_niceness"] = _NICENESS
     # A cluster of this process's has set variables of its own.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return {**inherited, **fixed, **more}

@@ -84,8 +84,9 @@ class ThreadExecutor:
         self.workers = [Worker(config, group) for group in self._ranks.groups]
         self.worker = self.workers[0]
         for worker in self.workers:
-            # One after another: a model is built under torch's default dtype, which all threads share.
-            worker.load_model()
+            # One after another: a model is built under torch's default dtype, which all threads share. None can
+            # wait for the others' packed weights meanwhile.
+            worker.load_model(plans={worker.stage.index: "neither"})
         slots = self.collective_rpc("determine_state_slots")
         self.state_slots = StateSlots(*map(min, zip(*slots, strict=True)))
         self.num_blocks = min(self.collective_rpc("determine_num_blocks"))

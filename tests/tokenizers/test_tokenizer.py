@@ -302,6 +302,16 @@ def test_transformers_tokenizer_is_the_one_of_the_folders_config(
     assert mine.apply_chat_template(messages, tokenize=False) == "Hello!"
 
 
+@pytest.mark.parametrize("name", ["chat_template.json", "processor_config.json"])
+def test_a_processors_chat_template_goes_before_the_tokenizers(name: str, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, sentencepiece_like(), chat_template="{{ messages[0].content }}!")
+    (folder / name).write_text(json.dumps({"chat_template": "{{ messages[0].content }}?"}))
+    messages = [{"role": "user", "content": "Hello"}]
+    assert get_tokenizer(folder).apply_chat_template(messages, tokenize=False) == "Hello?"
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}.")
+    assert get_tokenizer(folder).apply_chat_template(messages, tokenize=False) == "Hello."
+
+
 def test_a_chat_template_does_not_import_torchs_compiler(folder: Path) -> None:
     code = "import sys; from vllm.tokenizers.tokenizer import get_tokenizer; get_tokenizer(sys.argv[1]).chat_template; "
     code += "assert 'transformers' in sys.modules and 'torch._dynamo' not in sys.modules"

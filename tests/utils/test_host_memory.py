@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from vllm.config.checkpoint.weight_files import iterate_tensors
-from vllm.utils.host_memory import PassedPages, available_bytes
+from vllm.utils.host_memory import PassedPages, available_bytes, read_later
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/smaps").is_file(), reason="needs Linux's list of mappings")
 
@@ -42,6 +42,27 @@ def test_pages_are_given_back_behind_the_reader(kept: int, tmp_path: Path, monke
     assert (most <= 2048) is (kept == 1 << 18)
     # It is read again where it is needed after all.
     assert all(tensor.equal(values[name]) for name, tensor in read.items())
+
+
+@needs_proc
+def test_pages_that_are_read_later_stay_as_long_as_their_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PassedPages, "_KEPT", 1 << 18)
+    path = tmp_path / "model.safetensors"
+    save_file({f"{index:02}": torch.full((1 << 16,), index, dtype=torch.int32) for index in range(32)}, path)
+    held, sizes, others = [], [], []
+    for name, tensor in iterate_tensors([path]):
+        if int(name) < 16:
+            held.append(tensor[:])
+            read_later(held[-1])
+            sizes.append(resident_kib(path))
+        others.append(tensor)
+    # They were read when they were held, not by who needed them.
+    assert sizes[-1] >= 16 * 256 - 64
+    held.clear()
+    assert resident_kib(path) <= 1024
+    assert all(tensor.eq(index).all() for index, tensor in enumerate(others))
 
 
 @pytest.mark.parametrize(

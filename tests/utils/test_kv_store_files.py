@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,19 @@ def test_reading_ends_at_the_first_block_that_is_not_there(tmp_path):
     assert list(store.read([key(0), key(9), key(1)])) == [key(0)]
 
 
+def test_a_block_that_has_been_written_is_not_held(tmp_path):
+    """The next step's blocks go where this one's were."""
+    store, data = make(tmp_path), block(0)
+    held = weakref.ref(data)
+    store.write(key(0), data)
+    del data
+    store.flush()
+    deadline = time.monotonic() + 20
+    while held() is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def test_pieces_are_read_at_once_and_found_in_order(tmp_path, monkeypatch):
     write(tmp_path, range(4))
     monkeypatch.setattr(blocks_module, "_READ_BYTES", SIZE)
@@ -114,6 +128,25 @@ def test_pieces_are_read_at_once_and_found_in_order(tmp_path, monkeypatch):
     damaged[SIZE] ^= 1
     file.write_bytes(damaged)
     assert list(store.read([key(number) for number in range(4)])) == [key(0)]
+
+
+@pytest.mark.parametrize("damaged", range(7))
+def test_blocks_of_several_sizes_are_read_up_to_one_that_is_damaged(tmp_path, damaged):
+    sizes = [SIZE, SIZE, 8, 512, 512, 4096]
+    store = make(tmp_path)
+    for number, size in enumerate(sizes):
+        store.write(key(number), block(number, size))
+    store.close()
+    file = next(tmp_path.glob("*.blocks"))
+    data = bytearray(file.read_bytes())
+    if damaged < len(sizes):
+        data[sum(sizes[:damaged]) + sizes[damaged] - 1] ^= 4
+        file.write_bytes(data)
+    store = make(tmp_path)
+    store.refresh()
+    read = store.read([key(number) for number in range(len(sizes))])
+    assert list(read) == [key(number) for number in range(damaged)]
+    assert all(np.array_equal(read[key(number)], block(number, sizes[number])) for number in range(damaged))
 
 
 @pytest.mark.parametrize("bit", [0, 8 * 4999 + 7, 8 * 4607, 1234])

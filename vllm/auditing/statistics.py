@@ -68,9 +68,7 @@ def margins(logprobs: np.ndarray) -> np.ndarray:
     return best[:, -1] - best[:, -2]
 
 
-def bootstrap(
-    features: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], level: float = 0.95
-) -> tuple[float, float]:
+def bootstrap(features: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> tuple[float, float]:
     """The percentile interval of a function of the rows' sums.
 
     Args:
@@ -83,7 +81,7 @@ def bootstrap(
         drawn = generator.integers(0, len(units), (_PART, len(units)))
         counts = np.stack([np.bincount(row, minlength=len(units)) for row in drawn])
         values.append(statistic(counts.astype(np.float64) @ units))
-    low, high = np.quantile(np.concatenate(values), [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(np.concatenate(values), [0.025, 0.975])
     return float(low), float(high)
 
 

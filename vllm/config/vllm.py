@@ -71,11 +71,6 @@ class VllmConfig:
                 "distributed_executor_backend='mp' or 'ray'",
             ),
             (not self.cache_config.enable_prefix_caching, "a causal model and enable_prefix_caching=True"),
-            (
-                # Their drafts follow from final hidden states of the prompt, which connectors do not carry.
-                self.speculative_config is not None and self.speculative_config.method in ("mtp", "eagle", "eagle3"),
-                "a speculative_config of the method 'ngram', 'suffix' or 'draft_model', or none",
-            ),
             (model.enable_prompt_embeds, "enable_prompt_embeds=False"),
             (bool(self.cache_config.kv_store), "no kv_store"),
         ):

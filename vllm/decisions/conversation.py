@@ -89,8 +89,10 @@ def with_marks(value: Any, media: MarkedMedia) -> Any:
         return value
     items = []
     for index, item in enumerate(value):
+        # An assistant's message has none, and is refused by the type that the part has.
+        may_have = isinstance(item, Mapping) and item.get("role") != "assistant"
         for key in ("content", "output"):
-            parts: Any = item.get(key) if isinstance(item, Mapping) else None
+            parts: Any = item.get(key) if may_have else None
             if is_list(parts):
                 marks = [media.part(f"input[{index}].{key}[{at}]", part) for at, part in enumerate(parts)]
                 texts = [

@@ -99,10 +99,13 @@ class KVCacheLayout(NamedTuple):
     caches: list[KVCacheSpec]  # what a block has of each
 
 
-def stage_cache_layout(model: nn.Module, config: HFConfig, group: Communicator, max_model_len: int) -> KVCacheLayout:
+def stage_cache_layout(
+    model: nn.Module, config: HFConfig, group: Communicator, max_model_len: int, keeps_all: bool
+) -> KVCacheLayout:
     """The layout of the model's layers that are here: the groups are those of all its stages, whose blocks have the
-    same numbers everywhere."""
-    whole = kv_cache_layout(kv_cache_specs(model, config, group), max_model_len)
+    same numbers everywhere. `keeps_all`: see `without_windows`."""
+    specs = kv_cache_specs(model, config, group)
+    whole = kv_cache_layout(without_windows(specs) if keeps_all else specs, max_model_len)
     layers, here = attention_layers(model, with_absent=True), set(attention_layers(model))
     if len(layers) == len(here):
         return whole
@@ -114,6 +117,11 @@ def stage_cache_layout(model: nn.Module, config: HFConfig, group: Communicator, 
         [kept.index(whole.cache_of_layer[index]) for index in own],
         [whole.caches[index] for index in kept],
     )
+
+
+def without_windows(specs: list[KVCacheSpec]) -> list[KVCacheSpec]:
+    """The same caches, where layers with windows keep the tokens that they do not see any more, and share a table."""
+    return [spec._replace(window=None) for spec in specs]
 
 
 def kv_cache_layout(specs: list[KVCacheSpec], max_model_len: int) -> KVCacheLayout:

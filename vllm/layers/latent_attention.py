@@ -153,6 +153,7 @@ class LatentHeads(ColumnParallelLinear):
     CPU, it is also held as it is for latents of long prompts. So a quantised weight is de-quantised, as no layout
     multiplies by both of its dimensions."""
 
+    needs_whole_weight = True
     # AdaptedHeads.
     adapters: Any
 

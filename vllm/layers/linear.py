@@ -26,7 +26,7 @@ from vllm.ops.packed_linear import PackedLinear, unpack_linear
 from vllm.ops.rms_norm import AddedNorm
 from vllm.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.quantization.weight import QuantizedWeight
-from vllm.utils.host_memory import scratch
+from vllm.utils.host_memory import read_later, scratch
 
 
 class LinearMethodBase(QuantizeMethodBase):
@@ -92,6 +92,8 @@ class LinearBase(nn.Module):
 
     takes_adapters = True
     """Whether the layer's result is the product, to which an adapter's can be added."""
+    needs_whole_weight = False
+    """Whether packing takes the plain weight apart, and does not leave it to a method."""
 
     def __init__(self, inputs: Shard, parts: dict[str, Shard], bias: bool) -> None:
         super().__init__()
@@ -115,6 +117,8 @@ class LinearBase(nn.Module):
         self.packed: Any
         # By part, what came quantised from the checkpoint, until it is packed.
         self._quantized: dict[str, QuantizedWeight] = {}
+        # By part, plain values that stay where they are until they are packed, if they do.
+        self._given: dict[str, Tensor] | None = None
         # The shape of the weight, and whether there is a bias, before they are packed.
         self._shape, self._has_bias = weight.shape, bias
         self._empty = weight.new_empty(0)
@@ -148,6 +152,7 @@ class LinearBase(nn.Module):
                     (rows, self.inputs),
                     keep=partial(self._keep, part),
                     place=partial(self._weight_rows, own),
+                    leave=partial(self._leave, part),
                 )
             if self.bias is not None:
                 slots[f"{part}.bias"] = WeightSlot(self.bias.data[own], (rows,))
@@ -243,9 +248,8 @@ class LinearBase(nn.Module):
             self._quantized.clear()
         else:
             self.method = method
-            self.packed = method.pack(self.weight.data, bias, gated=gated)
-        self.weight = None
-        self.bias = None
+            self.packed = method.pack(self._plain_weight(), bias, gated=gated)
+        self.weight = self.bias = self._given = None
 
     @property
     def _adds_before_gate(self) -> bool:
@@ -253,10 +257,34 @@ class LinearBase(nn.Module):
         is_rounded = any(weight.inputs is not None for weight in self._quantized.values())
         return adds_adapters(self._empty) and not is_rounded
 
-    def defer_weight(self) -> None:
-        """Free the weight's memory until a tensor is loaded that is not quantised."""
+    def defer_weight(self, takes_parts: bool = False) -> None:
+        """Free the weight's memory until a tensor is loaded that is not quantised. `takes_parts`: what packs the weight
+        takes it in parts, so that tensors of its dtype stay where they are until then."""
         assert self.weight is not None
         self.weight = nn.Parameter(self.weight.to("meta"), requires_grad=False)
+        self._given = {} if takes_parts and not self.needs_whole_weight else None
+
+    def _leave(self, part: str, values: Tensor) -> bool:
+        """Leave values of a part where they are. False: they have to be copied."""
+        if self._given is None or values.dtype != self._empty.dtype or values.stride(1) != 1:
+            return False
+        self._given[part] = values
+        read_later(values)
+        return True
+
+    def _plain_weight(self) -> Tensor | list[Tensor]:
+        """The plain weight, whole or in parts."""
+        assert self.weight is not None
+        given = self._given or {}
+        if given.keys() == self.parts.keys():
+            return [given[part] for part in self.parts]
+        start = 0
+        for part, rows in self.parts.items():
+            stop = start + len(rows.held)
+            if part in given:
+                self._weight_rows(slice(start, stop)).copy_(given[part])
+            start = stop
+        return self.weight.data
 
     def _keep(self, part: str, weight: QuantizedWeight) -> None:
         self._quantized[part] = weight.to(self._empty.device)

@@ -48,11 +48,16 @@ def keeps_quantized(name: str) -> ValueError:
 
 @dataclass(frozen=True)
 class LinearMethod:
-    """The three operations on a kind of packed weight, as pack_linear, packed_linear and take_packed_rows."""
+    """The three operations on a kind of packed weight, as pack_linear, packed_linear and take_packed_rows.
+
+    Attributes:
+        takes_parts: `pack` takes a weight in parts of its rows, too.
+    """
 
     pack: Callable[..., Any]
     apply: Callable[..., Tensor]
     take_rows: Callable[[Any, Tensor], Any]
+    takes_parts: bool = False
 
 
 @dataclass
@@ -190,8 +195,8 @@ def _pack_rounded(
     return pack_quantized(quantize(weight), bias, float_out, gated)
 
 
-UNQUANTIZED = LinearMethod(pack_linear, packed_linear, take_packed_rows)
-INT8 = LinearMethod(pack_int8_linear, int8_linear, take_int8_rows)
+UNQUANTIZED = LinearMethod(pack_linear, packed_linear, take_packed_rows, takes_parts=True)
+INT8 = LinearMethod(pack_int8_linear, int8_linear, take_int8_rows, takes_parts=True)
 INT4 = LinearMethod(partial(_pack_rounded, round_to_int4), quantized_linear, take_quantized_rows)
 FP8 = LinearMethod(partial(_pack_rounded, round_to_fp8), quantized_linear, take_quantized_rows)
 QUANTIZED = LinearMethod(pack_quantized, quantized_linear, take_quantized_rows)

@@ -25,8 +25,8 @@ class RotaryEmbedding:
     def __init__(self, head_dim: int, max_positions: int, rope: RopeConfig) -> None:
         self._device = torch.get_default_device()
         self.num_frequencies = head_dim // 2
-        self._table = in_thread(partial(_table, *rope_frequencies(head_dim, rope, max_positions), max_positions))
-
+        self._make = partial(_table, *rope_frequencies(head_dim, rope, max_positions))
+        self._table = in_thread(partial(self._make, max_positions))
         self._given: Tensor | None = None
 
     @property
@@ -38,6 +38,13 @@ class RotaryEmbedding:
     def _whole(self) -> Tensor:
         table: Future[Tensor] = self.__dict__.pop("_table")
         return table.result().to(self._device)
+
+    def reach(self, count: int) -> bool:
+        """Have rows of at least so many positions. Returns whether the table is another one from now on."""
+        if count <= len(self._whole):
+            return False
+        self._whole = self._make(count).to(self._device)
+        return True
 
     def give(self, positions: Tensor, axes: Tensor) -> None:
         """Rotate by the rows of a step, until `clear`: its token t, named as position t, turns its frequency f by

@@ -16,6 +16,8 @@ class Router(ReplicatedLinear):
     """x W^T + b in float32, [T, H] -> [T, E], which every rank computes whole. Its weight is never rounded when it is
     loaded; with `is_float32` it stays float32, whatever the model's dtype."""
 
+    needs_whole_weight = True
+
     def __init__(self, hidden_size: int, num_experts: int, bias: bool, name: str, is_float32: bool = False) -> None:
         super().__init__(hidden_size, num_experts, bias, name)
         if is_float32:

@@ -50,6 +50,7 @@ class WeightSlot:
     keep: Callable[[QuantizedWeight], None] | None = None  # takes the held part of a quantised weight
     keep_stack: Callable[[QuantizedStack], None] | None = None  # the same for a stack, of which it gets all
     place: Callable[[], Tensor] | None = None  # `target`, in memory, where that may be on the meta device
+    leave: Callable[[Tensor], bool] | None = None  # offered the held part: whether it is not to be copied
     may_lack: bool = False  # the checkpoint may have none: `target` stays as it is
 
     @property
@@ -58,9 +59,9 @@ class WeightSlot:
         return tuple(shard.size for shard in self.shards)
 
     def fill(self, value: Tensor | QuantizedWeight | QuantizedStack) -> None:
-        """Copy the held part of the whole tensor, converting it. Only that part of a mapped file is read, unless the
-        tensor is prepared. A quantised weight's part is kept as it is, or de-quantised where the layer has plain ones
-        only. ValueError: it is a stack, and the layer cannot have that."""
+        """Copy the held part of the whole tensor, converting it, unless the slot leaves it where it is. Only that part
+        of a mapped file is read, unless the tensor is prepared. A quantised weight's part is kept as it is, or
+        de-quantised where the layer has plain ones only. ValueError: it is a stack, and the layer cannot have that."""
         if isinstance(value, QuantizedStack):
             if self.keep_stack is None:
                 raise ValueError(f"{value.source}: a weight of this layer cannot be a quantised stack")
@@ -71,8 +72,11 @@ class WeightSlot:
         if isinstance(value, QuantizedWeight):
             self._keep(value)
             return
+        held = self._held(value)
+        if self.leave is not None and self.leave(held):
+            return
         target = self.target if self.place is None else self.place()
-        target.copy_(self._held(value))
+        target.copy_(held)
 
     def _held(self, tensor: Tensor) -> Tensor:
         if self.prepare is not None:

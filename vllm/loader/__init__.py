@@ -141,7 +141,8 @@ def _filled(
         # A model's own code for loading writes into its parameters, which must be in memory.
         is_by_slots = reads_folder(model_config.load_format) and not hasattr(model, "load_checkpoint")
         if quantization is None and device.type == "cpu" and is_by_slots:
-            early = EarlyPacking(model, partial(_pack_one, method, None if kept is None else kept.take))
+            pack = partial(_pack_one, method, None if kept is None else kept.take)
+            early = EarlyPacking(model, pack, method.takes_parts)
         with torch.inference_mode(), one_thread() if is_light else contextlib.nullcontext():
             helpers = helped() if (mixtures or early) and not is_light else contextlib.nullcontext()
             with scratch.kept(), helpers:

@@ -22,8 +22,9 @@ class EarlyPacking:
         packed: the layers whose packing has begun. It ends within `helped`.
     """
 
-    def __init__(self, model: nn.Module, pack: Callable[[nn.Module], None]) -> None:
-        """The linear layers' weights take no memory from here on, until tensors come."""
+    def __init__(self, model: nn.Module, pack: Callable[[nn.Module], None], takes_parts: bool = False) -> None:
+        """The linear layers' weights take no memory from here on, until tensors come. `takes_parts`: see
+        LinearBase.defer_weight."""
         self.packed: set[nn.Module] = set()
         self._pack = pack
         self._missing: dict[nn.Module, set[str]] = {}
@@ -33,7 +34,7 @@ class EarlyPacking:
             names = set(module_slots(layer, name))
             if isinstance(layer, LinearBase):
                 if names:
-                    layer.defer_weight()
+                    layer.defer_weight(takes_parts)
             elif layer.tied_to is not None:
                 names |= module_slots(layer.tied_to, places[layer.tied_to]).keys()
             if names:

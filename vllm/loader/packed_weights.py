@@ -71,17 +71,17 @@ def _fingerprint(config: ModelConfig, files: list[Path], takes_adapters: bool, w
     )
 
 
-Plan = Literal["map", "write"]
-"""The work of all ranks of a group: each maps its share, or packs and writes it."""
+Plan = Literal["map", "write", "neither"]
+"""The work of all ranks of a group: each maps its share, or packs and writes it, or packs and keeps nothing."""
 
 
 @contextlib.contextmanager
-def planned(config: ModelConfig, takes_adapters: bool, world_size: int) -> Iterator[Plan | None]:
-    """The work of the ranks of a group on this machine, while they load; None: neither. Until they have, no other
-    process packs these weights."""
+def planned(config: ModelConfig, takes_adapters: bool, world_size: int) -> Iterator[Plan]:
+    """The work of the ranks of a group on this machine, while they load. Until they have, no other process packs these
+    weights."""
     found = _place(config, takes_adapters, world_size)
     if found is None:
-        yield None
+        yield "neither"
         return
     folder, name, _ = found
     paths = [folder.file(name, f"{rank}of{world_size}") for rank in range(world_size)]
@@ -92,7 +92,7 @@ def planned(config: ModelConfig, takes_adapters: bool, world_size: int) -> Itera
         is_ours = _begin(stack, folder, name)
         # Another process may have packed them meanwhile.
         is_there = all(map(_is_whole, paths))
-        yield "map" if is_there else "write" if is_ours else None
+        yield "map" if is_there else "write" if is_ours else "neither"
 
 
 @contextlib.contextmanager
@@ -101,8 +101,12 @@ def open_packed_weights(config: ModelConfig, takes_adapters: bool, plan: Plan | 
     not to be. Within, no other process packs these weights. `plan`: of a group of several ranks; None: they agree
     on one. RuntimeError: this rank's are not what they were when it was made."""
     group = get_tp_group()
-    found = _place(config, takes_adapters, group.world_size)
-    if found is None:
+    found = None if plan == "neither" else _place(config, takes_adapters, group.world_size)
+    are_kept = found is not None
+    if group.world_size > 1 and plan is None:
+        # Machines may differ, such as in their kernels.
+        are_kept = _on_all(group, are_kept)
+    if found is None or not are_kept:
         yield None
         return
     folder, name, files = found
@@ -135,15 +139,15 @@ def _agreed(
     """The work of ranks that may be on several machines, each of which calls this with the `path` of its share; None:
     another process packs on one of them. On each machine one rank keeps others from packing until the stack is closed,
     and nobody waits for them: who waits for a rank that does so would count it as hung."""
-
-    def on_all(flag: bool) -> bool:
-        return bool(group.all_gather(torch.tensor([int(flag)])).all())
-
-    if on_all(_is_whole(path)):
+    if _on_all(group, _is_whole(path)):
         return "map"
     machines = group.all_gather(torch.tensor([folder.machine()])).flatten().tolist()
     is_first = machines.index(machines[group.rank]) == group.rank
-    return "write" if on_all(not is_first or _begin(stack, folder, name, 0.0)) else None
+    return "write" if _on_all(group, not is_first or _begin(stack, folder, name, 0.0)) else None
+
+
+def _on_all(group: Communicator, flag: bool) -> bool:
+    return bool(group.all_gather(torch.tensor([int(flag)])).all())
 
 
 def _place(config: ModelConfig, takes_adapters: bool, world_size: int) -> tuple[PackedFolder, str, list[Path]] | None:

@@ -62,19 +62,21 @@ class LoRARequest:
 NOT_ENABLED = "LoRA adapters are not enabled: start the engine with enable_lora=True (--enable-lora)"
 
 
-def check_lora_request(value: Any, is_enabled: bool, name: str = "lora_request") -> LoRARequest | None:
+def check_lora_request(value: Any, is_enabled: bool) -> LoRARequest | None:
     """A request's adapter, or None.
 
     Raises:
         VLLMValidationError: something else, or adapters are not enabled.
     """
-    return None if value is None else given_lora_request(value, is_enabled, name)
+    return None if value is None else given_lora_request(value, is_enabled)
 
 
-def given_lora_request(value: Any, is_enabled: bool, name: str = "lora_request") -> LoRARequest:
+def given_lora_request(value: Any, is_enabled: bool) -> LoRARequest:
     """An adapter; errors as `check_lora_request`'s, also for None."""
     if not isinstance(value, LoRARequest):
-        raise VLLMValidationError(f"{name} must be a LoRARequest, got {type(value).__name__}", name, value)
+        raise VLLMValidationError(
+            f"lora_request must be a LoRARequest, got {type(value).__name__}", "lora_request", value
+        )
     if not is_enabled:
-        raise VLLMValidationError(f"{name}: {NOT_ENABLED}", name, value.lora_name)
+        raise VLLMValidationError(f"lora_request: {NOT_ENABLED}", "lora_request", value.lora_name)
     return value

@@ -47,8 +47,12 @@ IN_FAMILIES = {
     "attn_impl": "mpt",
     "flash_attn": "phi",
     "flash_rotary": "phi",
+    "is_composition": "mistral",
     "is_llama_config": "llama",
     "use_flash_rotary": "phi",
+    # A whole model's, in the text decoder's options of files of SmolVLM; `use_resampler` would ask for the former.
+    "perceiver_config": "llama",
+    "pixel_shuffle_factor": "llama",
     # Sums in float32, which every kernel here makes.
     "attention_softmax_in_fp32": "bloom chatglm gpt2 starcoder2",
     "fp32_residual_connection": "chatglm",

@@ -323,9 +323,9 @@ def _import(entry: type[nn.Module] | str) -> type[nn.Module]:
     return _check_model_class(found, f"the model class {entry!r} must be")
 
 
-def resolve_model_class(architectures: Sequence[str], model_impl: str = "vllm") -> type[nn.Module]:
-    """The class of `model_entry`. ValueError: there is none, or it cannot be imported."""
-    return _import(model_entry(architectures, model_impl))
+def resolve_model_class(architectures: Sequence[str]) -> type[nn.Module]:
+    """The class of `model_entry`, of ours. ValueError: there is none, or it cannot be imported."""
+    return _import(model_entry(architectures, "vllm"))
 
 
 def _check_model_class(found: Any, problem: str) -> type[nn.Module]:

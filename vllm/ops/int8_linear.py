@@ -8,7 +8,8 @@ up in float32, in order, so a row's result does not depend on the batch. Accurac
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from vllm.ops._dispatch import implementation
 from vllm.ops.add_lora import AddedAdapters
-from vllm.ops.packed_linear import PANEL, interleave_gate
+from vllm.ops.packed_linear import PANEL, interleave_gate, joined, shape_of
 from vllm.ops.rms_norm import NO_NORM, AddedNorm
 
 # Inputs that are rotated together, and such blocks that share a scale.
@@ -52,20 +53,22 @@ class Int8Linear:
     gated: bool = False
 
 
-def pack_int8_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, gated: bool = False) -> Int8Linear:
-    """Quantise a weight [N, K] (float32, bfloat16 or float16) to 8 bits, with a bias [N]. `float_out` makes no
-    difference; for `gated` see pack_linear. ValueError if a value is not finite."""
-    if gated and implementation(weight) == "cpp":
-        packed = pack_int8_linear(interleave_gate(weight), None if bias is None else interleave_gate(bias))
-        return replace(packed, shape=(weight.shape[0], weight.shape[1]), gated=True)
-    shape = (weight.shape[0], weight.shape[1])
-    if implementation(weight) != "cpp":
-        return _arrange(*_quantise(weight), bias, shape)
-    panels = torch.ops.vllm_cpu.pack_int8(weight)
+def pack_int8_linear(
+    weight: Tensor | Sequence[Tensor], bias: Tensor | None, float_out: bool = False, gated: bool = False
+) -> Int8Linear:
+    """Quantise a weight [N, K] (float32, bfloat16 or float16), whole or as parts of its rows, to 8 bits, with a bias
+    [N]. `float_out` makes no difference; for `gated` see pack_linear. ValueError if a value is not finite."""
+    shape = shape_of(weight)
+    parts = [weight] if isinstance(weight, Tensor) else weight
+    if implementation(parts[0]) != "cpp":
+        return _arrange(*_quantise(joined(weight)), bias, shape)
+    panels = torch.ops.vllm_cpu.pack_int8(parts, gated)
     _, scales = _parts(panels, shape[1])
     if not scales.isfinite().all():
         raise _not_finite()
-    return Int8Linear(panels, None, bias, "packed", shape)
+    if gated and bias is not None:
+        bias = interleave_gate(bias)
+    return Int8Linear(panels, None, bias, "packed", shape, gated)
 
 
 def take_int8_rows(packed: Int8Linear, rows: Tensor) -> Int8Linear:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
@@ -52,8 +53,11 @@ class PackedLinear:
     gated: bool = False
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, gated: bool = False) -> PackedLinear:
-    """Take a weight [N, K] and a bias [N] over. `weight` is copied when packing changes its layout.
+def pack_linear(
+    weight: Tensor | Sequence[Tensor], bias: Tensor | None, float_out: bool = False, gated: bool = False
+) -> PackedLinear:
+    """Take a weight [N, K], whole or as parts of its rows, and a bias [N] over. `weight` is copied when packing changes
+    its layout, or joins parts.
 
     Our own kernel adds each output's products in one order, so a row's results do not depend on the batch.
     "packed_f32" multiplies in float32. bfloat16 weights become "packed_bf16_dot" where the CPU has matrix tiles or fast
@@ -67,23 +71,39 @@ def pack_linear(weight: Tensor, bias: Tensor | None, float_out: bool = False, ga
     Raises:
         ValueError: VLLM_CPU_GEMM is no layout.
     """
-    shape = (weight.shape[0], weight.shape[1])
-    layout = _layout(weight, float_out)
-    if gated and layout in OWN:
-        rows = None if bias is None else interleave_gate(bias)
-        packed = pack_linear(interleave_gate(weight), rows, float_out)
-        return replace(packed, shape=shape, gated=True)
+    shape = shape_of(weight)
+    layout = _layout(weight if isinstance(weight, Tensor) else weight[0], float_out)
+    gated = gated and layout in OWN
+    if gated and bias is not None:
+        bias = interleave_gate(bias)
     scales = None
     if layout == "packed_fp16":
-        weight, scales = _scaled_fp16(weight)
-    if layout in OWN:
-        weight = pack_as(weight, layout)
-    return PackedLinear(weight, bias, layout, shape, scales)
+        whole = joined(weight)
+        whole, scales = _scaled_fp16(interleave_gate(whole) if gated else whole)
+        packed = pack_as(whole, layout)
+    else:
+        packed = pack_as(weight, layout, gated) if layout in OWN else joined(weight)
+    return PackedLinear(packed, bias, layout, shape, scales, gated)
 
 
-def pack_as(weight: Tensor, layout: Layout) -> Tensor:
-    """The memory of our kernel's `layout` with the values of a weight [N, K]; K is even for "packed_bf16_dot"."""
-    return torch.ops.vllm_cpu.pack_linear(weight, layout == "packed_bf16_dot")
+def shape_of(weight: Tensor | Sequence[Tensor]) -> tuple[int, int]:
+    """(N, K) of a weight that may be given in parts of its rows."""
+    parts = [weight] if isinstance(weight, Tensor) else weight
+    return sum(map(len, parts)), parts[0].shape[1]
+
+
+def joined(weight: Tensor | Sequence[Tensor]) -> Tensor:
+    """The weight [N, K], in memory of its own if it was given in parts."""
+    if isinstance(weight, Tensor):
+        return weight
+    return torch.cat(list(weight), out=scratch.empty(weight[0], *shape_of(weight)))
+
+
+def pack_as(weight: Tensor | Sequence[Tensor], layout: Layout, gated: bool = False) -> Tensor:
+    """The memory of our kernel's `layout` with the values of a weight [N, K], or of parts of its rows; K is even for
+    "packed_bf16_dot". `gated`: rows are ordered as by `interleave_gate`."""
+    parts = [weight] if isinstance(weight, Tensor) else weight
+    return torch.ops.vllm_cpu.pack_linear(parts, layout == "packed_bf16_dot", gated)
 
 
 def packed_linear(

@@ -46,7 +46,13 @@ class _Source:
         try:
             if (config := self._small_config()) is not None:
                 options["config"] = config
-            return AutoTokenizer.from_pretrained(str(path), **options)
+            tokenizer = AutoTokenizer.from_pretrained(str(path), **options)
+            # Models that read pictures have it beside their processors, whose word goes before the tokenizer's.
+            if not (path / "chat_template.jinja").is_file():
+                files = (_read_object(path, name) for name in ("chat_template.json", "processor_config.json"))
+                found = (file.get("chat_template") for file in files)
+                tokenizer.chat_template = next(filter(None, found), tokenizer.chat_template)
+            return tokenizer
         except (OSError, ValueError, ImportError, KeyError) as error:
             raise ValueError(f"no tokenizer could be loaded from {path.name}: {error}") from error
 

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+MADV_POPULATE_READ = 22
+"""Advice of madvise (Linux 5.14) that Python's mmap does not name."""
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether that is why torch or Python failed: on the CPU torch raises a plain RuntimeError."""
@@ -167,17 +170,65 @@ class PassedPages:
                 self._mapped.append(range(start, end))
         self._passed: tuple[list[range], list[range]] = [], []
         self._num_bytes = 0
+        # By their first bytes, the ends of what tensors hold that are read later.
+        self._held: dict[int, int] = {}
+        _being_read.add(self)
 
     def add(self, address: int, num_bytes: int) -> None:
-        """So many bytes from there on have been read."""
-        size = mmap.PAGESIZE
-        pages = range(-(-address // size) * size, (address + num_bytes) // size * size)
-        if not any(each.start <= pages.start and pages.stop <= each.stop for each in self._mapped) or not pages:
+        """So many bytes from there on have been read, or are by those that hold them."""
+        pages = _pages_within(address, address + num_bytes)
+        if not pages or not self._has(pages):
+            return
+        if any(first < pages.stop and pages.start < end for first, end in list(self._held.items())):
             return
         before, now = self._passed
         now.append(pages)
         self._num_bytes += num_bytes
-        if self._num_bytes >= self._KEPT and self._advise is not None:
+        if self._num_bytes >= self._KEPT:
             for each in before:
-                self._advise(ctypes.c_void_p(each.start), ctypes.c_size_t(len(each)), mmap.MADV_DONTNEED)
+                self._tell(each, mmap.MADV_DONTNEED)
             self._passed, self._num_bytes = (now, []), 0
+
+    def hold(self, tensor: Tensor, address: int, num_bytes: int) -> bool:
+        """Have a tensor's bytes read now, in large pieces, and keep them until it is gone. False: they are not of this
+        file."""
+        end = address + num_bytes
+        pages = range(address // mmap.PAGESIZE * mmap.PAGESIZE, -(-end // mmap.PAGESIZE) * mmap.PAGESIZE)
+        if not self._has(pages):
+            return False
+        self._held[address] = end
+        weakref.finalize(tensor, self._let_go, address).atexit = False
+        self._tell(pages, mmap.MADV_WILLNEED)
+        # Older systems read in the page faults of who needs them.
+        self._tell(pages, MADV_POPULATE_READ)
+        return True
+
+    def _let_go(self, address: int) -> None:
+        # The tensor, and with it the mapping, is still there.
+        if pages := _pages_within(address, self._held.pop(address, 0)):
+            self._tell(pages, mmap.MADV_DONTNEED)
+
+    def _has(self, pages: range) -> bool:
+        return any(each.start <= pages.start and pages.stop <= each.stop for each in self._mapped)
+
+    def _tell(self, pages: range, advice: int) -> None:
+        if self._advise is not None:
+            self._advise(ctypes.c_void_p(pages.start), ctypes.c_size_t(len(pages)), advice)
+
+
+_being_read: weakref.WeakSet[PassedPages] = weakref.WeakSet()
+
+
+def _pages_within(start: int, end: int) -> range:
+    """The whole pages of a range of bytes."""
+    size = mmap.PAGESIZE
+    return range(-(-start // size) * size, end // size * size)
+
+
+def read_later(tensor: Tensor) -> None:
+    """Read a tensor of a checkpoint's file that is being iterated into memory, and leave it there as long as the tensor
+    itself (not one that shares its memory) lives. No effect on other tensors, or on parts that do not lie together."""
+    if tensor.is_contiguous():
+        for each in list(_being_read):
+            if each.hold(tensor, tensor.data_ptr(), tensor.nbytes):
+                return

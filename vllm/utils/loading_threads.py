@@ -79,7 +79,8 @@ def helped() -> Iterator[None]:
     torch.set_num_threads(total // count)
     try:
         with ThreadPoolExecutor(count, "loading", torch.set_num_threads, (total // count,)) as pool:
-            helpers = _Helpers(pool, 2 * count)
+            # Calls that wait keep their memory, too.
+            helpers = _Helpers(pool, count)
             token = _helpers.set(helpers)
             try:
                 yield

@@ -4,8 +4,9 @@ it."""
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from models_util import hf_logits, make_hf_model, paged_logits, random_prompts
+from preloaded import FORKED
 from safetensors.torch import load_file
 
 from vllm.config import ModelConfig
@@ -270,21 +272,27 @@ def _refuse_files(data: bytes = b"") -> Any:
 _SHA256 = __import__("hashlib").sha256
 
 
-def _convert_in_process(path: str, barrier: Any, results: Any) -> None:
-    barrier.wait()
-    results.put(str(converted_folder(Path(path), "float32")))
+CONVERT = """
+import sys
+from pathlib import Path
+from vllm.loader.gguf.convert import converted_folder
+print("ready", flush=True)
+sys.stdin.read()
+print(converted_folder(Path(sys.argv[1]), "float32"))
+"""
 
 
 def test_concurrent_conversions_agree(tiny: Path, cache: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    barrier, results = context.Barrier(3), context.Queue()
-    workers = [context.Process(target=_convert_in_process, args=(str(tiny), barrier, results)) for _ in range(3)]
+    command = [sys.executable, "-c", FORKED + CONVERT, str(tiny)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    workers = [subprocess.Popen(command, **pipes) for _ in range(3)]
+    assert [worker.stdout.readline() for worker in workers] == ["ready\n"] * 3
     for worker in workers:
-        worker.start()
-    folders = {results.get(timeout=60) for _ in workers}
+        worker.stdin.close()
+    folders = {worker.stdout.read().strip() for worker in workers}
+    assert [worker.wait(60) for worker in workers] == [0, 0, 0]
     for worker in workers:
-        worker.join()
-        assert worker.exitcode == 0
+        worker.stdout.close()
     assert len(folders) == 1
     (folder,) = map(Path, folders)
     # Nothing half-made is left beside it.

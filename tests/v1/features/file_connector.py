@@ -121,7 +121,7 @@ class FileConnector(KVConnectorBase_V1):
 
     def blocks(self, cache: torch.Tensor) -> torch.Tensor:
         """A view whose first dimension is the blocks'."""
-        return cache.transpose(0, 1)
+        return cache.transpose(0, 1) if cache.dim() == 5 else cache
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self.note("register", {name: tuple(cache.shape) for name, cache in kv_caches.items()})
@@ -263,13 +263,6 @@ class LateConnector(FileConnector):
     def get_block_ids_with_load_errors(self) -> set[int]:
         failed, self.failed = self.failed, set()
         return failed
-
-
-class WholeBlocks(FileConnector):
-    """For layers whose tensors begin with the blocks."""
-
-    def blocks(self, cache: torch.Tensor) -> torch.Tensor:
-        return cache
 
 
 class Unfinished(KVConnectorBase_V1):

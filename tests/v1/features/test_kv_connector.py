@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import make_architecture
+from prediction_models import Reference
 from preloaded import FORKED
 from thread_stages import make_staged_llm
 from tiny_adapters import make_adapter
@@ -29,11 +29,14 @@ from vllm.exceptions import EngineDeadError
 from vllm.lora.request import LoRARequest
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.features.kv_connector.runner import ConnectedLayers
-from vllm.v1.features.kv_connector.scheduler import Connections, check_cache
+from vllm.v1.features.kv_connector.scheduler import Connections
 
 PROMPT = [3 + number * 7 % 200 for number in range(101)]
 NUM_BLOCKS = 100 // 16
 READS = SamplingParams(max_tokens=4, temperature=0.0, logprobs=8)
+# For models without a tokenizer.
+PROMPT_OF_50 = [1 + number % 50 for number in range(101)]
+UNREAD = SamplingParams(max_tokens=4, temperature=0.0, logprobs=8, detokenize=False)
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +160,50 @@ def test_each_stage_has_a_connector(folder, tmp_path, connector):
         told = [call for call in sides(llm)[0].calls if call[0] == "output" and call[1]]
         assert len(told) == (2 if connector == "LateConnector" and not attempt else 0)
         end(llm)
+
+
+def test_layers_with_windows_keep_all_blocks(tmp_path):
+    make_architecture("gemma3", tmp_path)
+    usual = {"skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 128}
+    prompts = [PROMPT_OF_50, [7, *PROMPT_OF_50[1:]]]
+    plain = LLM(str(tmp_path), **usual)
+    windows = plain.llm_engine.engine_core.executor.worker.kv_group_windows
+    assert None in windows and len(windows) > 1
+    expected = readings(run(plain, *prompts, params=UNREAD))
+    for attempt, connector in enumerate(["FileConnector", "FileConnector", "LateConnector"]):
+        config = connector_config(tmp_path / "blocks", kv_connector=connector)
+        llm = LLM(str(tmp_path), kv_transfer_config=config, **usual)
+        outputs = run(llm, *prompts, params=UNREAD)
+        assert readings(outputs) == expected
+        assert [output.num_cached_tokens for output in outputs] == [bool(attempt) * NUM_BLOCKS * 16] * 2
+        assert len(sides(llm)[1].caches) == len(llm.llm_engine.engine_core.executor.worker.model_runner.kv_caches)
+        end(llm)
+
+
+def test_drafts_from_hidden_states_are_those_of_a_computed_prompt(tmp_path):
+    Reference("mimo", tmp_path, is_near=True)
+    draft = {"method": "mtp", "num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [(1, 1024, 3)]}
+    usual = {"skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 128}
+    params = SamplingParams(max_tokens=20, temperature=0.0, logprobs=8, ignore_eos=True, detokenize=False)
+    # Blocks that had other content before are used again.
+    others = [[9 + number, *PROMPT_OF_50] for number in range(2)]
+    expected = readings(run(LLM(str(tmp_path), **usual), PROMPT_OF_50, params=params))
+    found = []
+    for connector in ("FileConnector", "FileConnector", "LateConnector"):
+        config = connector_config(tmp_path / "blocks", kv_connector=connector)
+        sizes = {"num_gpu_blocks_override": 9, "max_num_seqs": 1}
+        llm = LLM(str(tmp_path), kv_transfer_config=config, speculative_config=draft, **usual, **sizes)
+        core = llm.llm_engine.engine_core
+        run(llm, *others, params=params)
+        before = core.stats()
+        outputs = run(llm, PROMPT_OF_50, params=params)
+        assert readings(outputs) == expected
+        names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+        found.append((outputs[0].num_cached_tokens, [core.stats()[name] - before[name] for name in names]))
+        assert "model.hidden_states" in sides(llm)[1].caches
+        end(llm)
+    assert [num_cached for num_cached, _ in found] == [0, NUM_BLOCKS * 16, NUM_BLOCKS * 16]
+    assert found[0][1] == found[1][1] == found[2][1] and found[0][1][2] > 0
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
@@ -307,14 +354,12 @@ def test_a_layers_tensor_is_its_keys_and_values(folder, tmp_path):
 
 def test_a_latent_layers_tensor_is_its_rows(tmp_path):
     make_architecture("youtu", tmp_path)
-    config = connector_config(tmp_path / "blocks", kv_connector="WholeBlocks")
+    config = connector_config(tmp_path / "blocks")
     usual = {"skip_tokenizer_init": True, "dtype": "float32", "max_model_len": 128, "num_gpu_blocks_override": 20}
-    params = SamplingParams(max_tokens=4, temperature=0.0, logprobs=8, detokenize=False)
-    prompt = [1 + number % 50 for number in range(101)]
     outputs = []
     for _ in range(2):
         llm = LLM(str(tmp_path), kv_transfer_config=config, **usual)
-        outputs.append(run(llm, prompt, params=params))
+        outputs.append(run(llm, PROMPT_OF_50, params=UNREAD))
         _, worker = sides(llm)
         (cache, *_), *_ = llm.llm_engine.engine_core.executor.worker.model_runner.kv_caches
         first = next(iter(worker.caches.values()))
@@ -669,22 +714,10 @@ def test_options_that_connectors_do_not_go_with(folder, tmp_path, fields, option
         EngineArgs(str(folder), kv_transfer_config=connector_config(tmp_path), **fields).create_engine_config()
 
 
-def test_drafts_that_need_hidden_states_are_refused(folder, tmp_path):
-    draft = {"method": "ngram", "num_speculative_tokens": 2}
-    args = EngineArgs(str(folder), kv_transfer_config=connector_config(tmp_path), speculative_config=draft)
-    config = args.create_engine_config()
-    with pytest.raises(ValueError, match="needs a speculative_config of the method 'ngram', 'suffix'"):
-        replace(config, speculative_config=replace(config.speculative_config, method="eagle"))
-
-
-@pytest.mark.parametrize(
-    ("windows", "has_states", "message"),
-    [((None,), True, "recurrent states"), ((None, 16), False, "see a window only")],
-)
-def test_models_that_keep_more_than_a_connector_sees(windows, has_states, message):
-    check_cache((None,), False)
-    with pytest.raises(ValueError, match=message):
-        check_cache(windows, has_states)
+def test_models_with_states_are_refused(tmp_path):
+    make_architecture("mamba", tmp_path)
+    with pytest.raises(ValueError, match="kv_transfer_config: the model has recurrent states"):
+        LLM(str(tmp_path), kv_transfer_config=connector_config(tmp_path / "blocks"), skip_tokenizer_init=True)
 
 
 def test_the_flag_takes_json(folder, tmp_path):

@@ -142,6 +142,8 @@ def text_part(raw: dict[str, Any]) -> dict[str, Any]:
     text = raw.get("text_config")
     if whole is not None and isinstance(text, dict):
         own = _DEFAULTS[whole] | text
+        if raw.get(_OF_WHOLE) is not None:
+            own[_OF_WHOLE] = raw[_OF_WHOLE]
         architecture = _ARCHITECTURES.get(own["model_type"])
     else:
         whole = next((name for name in names if name.endswith("ForConditionalGeneration")), None)
@@ -152,8 +154,6 @@ def text_part(raw: dict[str, Any]) -> dict[str, Any]:
     for name in _INHERITED:
         if own.get(name) is None and raw.get(name) is not None:
             own[name] = raw[name]
-    if raw.get(_OF_WHOLE) is not None:
-        own[_OF_WHOLE] = raw[_OF_WHOLE]
     return own | {"architectures": [architecture], MARK: whole, WHOLE: raw}
 
 
@@ -165,19 +165,28 @@ def _by_transformers(raw: dict[str, Any]) -> dict[str, Any]:
     kind = str(raw.get("model_type"))
     if kind not in CONFIG_MAPPING:
         return {}
-    text = CONFIG_MAPPING[kind].from_dict(copy.deepcopy(raw)).get_text_config()
+    whole = CONFIG_MAPPING[kind].from_dict(copy.deepcopy(raw))
+    text = whole.get_text_config()
     architecture = _ARCHITECTURES.get(text.model_type) or causal.get(text.model_type)
     if not isinstance(architecture, str):
         return {}
     usual = PreTrainedConfig().to_dict()
     own = {name: value for name, value in text.to_dict().items() if name not in usual or usual[name] != value}
     own |= {"architectures": [architecture], "model_type": text.model_type}
+    if raw.get(_OF_WHOLE) is not None:
+        own[_OF_WHOLE] = whole.tie_word_embeddings  # some classes take the text decoder's word, too
     if kind == "paligemma":
         # The whole model says by its prompts which tokens see those after them.
         own.pop("use_bidirectional_attention", None)
     if kind in ("aya_vision", "cohere2_vision"):
         # The whole model's head has no scale.
         own["logit_scale"] = 1.0
+    if (rope := own.get("rope_parameters") or {}).get("rope_type") in ("linear", "llama3", "yarn"):
+        # The whole model's positions have the axes, whatever the frequencies are.
+        own["rope_parameters"] = {name: value for name, value in rope.items() if not name.startswith("mrope_")}
+    if text.model_type == "qwen3_vl_moe_text":
+        # Whatever config.json says; Qwen3MoeForCausalLM has the option, and another default.
+        own["norm_topk_prob"] = True
     if text.model_type == "paddleocr_vl_text":
         bias = own.pop("use_bias", False)
         own |= {"attention_bias": bias, "mlp_bias": bias}

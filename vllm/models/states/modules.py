@@ -113,6 +113,7 @@ class HeadLinear(ColumnParallelLinear):
     over the ranks."""
 
     takes_adapters = False
+    needs_whole_weight = True
     packed_heads: PackedHeads
 
     def __init__(self, heads: int, inputs: int, outputs: int, name: str) -> None:

@@ -26,6 +26,7 @@ from vllm.inputs.picture_rows import ROWS, GivenRows
 from vllm.inputs.videos import GivenVideo, Video
 from vllm.models.vision.families import PictureFamily, picture_family
 from vllm.models.vision.tower import ROW_KINDS
+from vllm.utils.checks import asks_for_nothing
 
 # Processors of retrievers put texts around pictures and questions, which the prompts here have already.
 _OF_RETRIEVERS = {"ColPaliProcessor": "PaliGemmaProcessor", "ColQwen2Processor": "Qwen2VLProcessor"}
@@ -122,7 +123,9 @@ class _KeptPictures:
         elif isinstance(medium, GivenRows):
             content.update(b"rows" + medium.digest)
         else:
-            content.update(f"{medium.mode} {medium.size}".encode() + medium.tobytes())
+            pixels = medium.tobytes()  # loads the picture; those of a palette are numbers of its colours
+            colours = medium.getpalette(None), medium.info.get("transparency")
+            content.update(f"{medium.mode} {medium.size} {colours}".encode() + pixels)
         digest = content.hexdigest()
         with self._lock:
             if (kept := self._kept.get(digest)) is not None:
@@ -377,7 +380,7 @@ class PictureProcessor(_KeptPictures):
                 tokenizer_init_kwargs=self._tokenizer.init_kwargs, return_tensors="pt", **options
             )
             known = merged.keys() | {name for part in merged.values() if isinstance(part, dict) for name in part}
-            if unknown := sorted(options.keys() - known):
+            if unknown := sorted(name for name in options.keys() - known if not asks_for_nothing(options[name])):
                 message = f"{OPTIONS}: {shown(unknown[0])} is no option of the model's processor"
                 raise VLLMValidationError(message, OPTIONS, unknown[0])
             for name in sorted(options.keys() & self._arguments):
@@ -512,6 +515,12 @@ class PictureProcessor(_KeptPictures):
             found.append(Picture(each.digest, start, own - start, int(own[-1]) + 1 - start, each.values))
             kinds[0, own] = _KIND_NUMBERS[each.kind]
         positions = self._positions(ids, kinds, pictures) if self.family.has_axes else None
+        if positions is not None and (last := int(positions.max())) >= self._longest:
+            message = (
+                f"{DATA}: a video's time takes the prompt to position {last}, and the model's maximum context length "
+                f"is {self._longest} tokens: say more frames a second, or send fewer frames"
+            )
+            raise VLLMValidationError(message, DATA, last)
         return PromptImages(tuple(found), len(ids), positions)
 
     def _positions(self, ids: Sequence[int], kinds: Tensor, pictures: Sequence[Processed]) -> np.ndarray:

@@ -51,6 +51,10 @@ class Tower(nn.Module):
             if part is whole.get_decoder() or "audio" in name:
                 setattr(whole, name, nn.Module())
         use_own_layers(whole)
+        if family.config.model_type == "mistral3":
+            # The caller squeezes the axis of a picture's only row away.
+            projector: nn.Module = whole.multi_modal_projector
+            projector.register_forward_hook(lambda _, __, rows: rows[None] if len(rows) == 1 else rows)
         self.whole = whole
         self._state = set(whole.state_dict())
         self._device, self._dtype = device, dtype
@@ -132,6 +136,10 @@ class Tower(nn.Module):
         if len(pictures) == 1:
             return self.encode(pictures[0])
         return self.encode({name: torch.cat([values[name] for values in pictures]) for name in _JOINED})
+
+    def unsound_rows(self, count: int, width: int) -> Tensor:
+        """Rows [count, width] of pictures that cannot be encoded: no value of them is a number."""
+        return torch.full((count, width), torch.nan, dtype=self._dtype, device=self._device)
 
     @torch.inference_mode()
     def encode(self, values: Mapping[str, Tensor]) -> Tensor:

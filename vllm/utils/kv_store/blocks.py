@@ -264,20 +264,24 @@ class _Writing:
                 self._change.wait_for(lambda: self._waiting or self._is_ending)
                 if not self._waiting:
                     break
-                key, block = self._waiting[0]
-            error: OSError | None = None
-            try:
-                self._write(key, block)
-            except OSError as problem:
-                error = problem
-            with self._change:
-                self._drop_first()
-                if error is not None:
-                    self.keys.discard(key)
-                    self._rest(error)
-                self._change.notify_all()
+            self._write_first()
         if self._segment is not None:
             self._segment.close()
+
+    def _write_first(self) -> None:
+        """Write what has waited longest. Afterwards nothing here holds its memory, which the next step may need."""
+        key, block = self._waiting[0]
+        error: OSError | None = None
+        try:
+            self._write(key, block)
+        except OSError as problem:
+            error = problem
+        with self._change:
+            self._drop_first()
+            if error is not None:
+                self.keys.discard(key)
+                self._rest(error)
+            self._change.notify_all()
 
     def _write(self, key: bytes, block: Bytes | None) -> None:
         size = 0 if block is None else block.nbytes

@@ -14,7 +14,7 @@ import os
 import struct
 import zlib
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,31 +48,50 @@ class Place(NamedTuple):
 def checksum(data: Bytes) -> int:
     """64 bits of uint8 [N]: sums of sectors, each times an odd number of its own. A flipped bit changes it, and so do
     sectors that are missing or elsewhere; it is no defence against intent."""
-    whole = data.nbytes // (8 * _WORDS) * (8 * _WORDS)
-    sums = data[:whole].view(np.uint64).reshape(-1, _WORDS).sum(axis=1)
-    if whole < data.nbytes:
-        tail = np.zeros(8 * _WORDS, dtype=np.uint8)
-        tail[: data.nbytes - whole] = data[whole:]
-        sums = np.append(sums, tail.view(np.uint64).sum())
-    return (int(np.dot(sums, np.arange(1, 2 * len(sums) + 1, 2, dtype=np.uint64))) + data.nbytes) % 2**64
+    return checksums(data, 1)[0]
+
+
+def checksums(data: Bytes, count: int) -> list[int]:
+    """The same of `count` equal parts of uint8 [N]. Calls are few, as after each the thread may wait for others."""
+    parts = data.reshape(count, -1)
+    size = parts.shape[1]
+    whole = size // (8 * _WORDS) * (8 * _WORDS)
+    sums = parts[:, :whole].view(np.uint64).reshape(count, whole // (8 * _WORDS), _WORDS).sum(axis=2)
+    if whole < size:
+        tails = np.zeros((count, 8 * _WORDS), dtype=np.uint8)
+        tails[:, : size - whole] = parts[:, whole:]
+        sums = np.append(sums, tails.view(np.uint64).sum(axis=1, keepdims=True), axis=1)
+    totals = sums @ np.arange(1, 2 * sums.shape[1] + 1, 2, dtype=np.uint64)
+    return [(total + size) % 2**64 for total in totals.tolist()]
 
 
 def read_blocks(places: Sequence[Place], file: int) -> list[Bytes]:
     """Read blocks that lie one after the other in an open file, uint8 [size] each, parts of one array, up to the first
     that is not what was written. OSError: they cannot be read."""
-    ends = list(accumulate(place.size for place in places))
-    whole, done = np.empty(ends[-1], dtype=np.uint8), 0
-    while done < ends[-1]:
+    num_bytes = sum(place.size for place in places)
+    whole, done = np.empty(num_bytes, dtype=np.uint8), 0
+    while done < num_bytes:
         read = os.preadv(file, [whole.data[done:]], places[0].start + done)
         if not read:
             break
         done += read
-    found: list[Bytes] = []
-    for place, end in zip(places, ends, strict=True):
-        block = whole[end - place.size : end]
-        if end > done or checksum(block) != place.checksum:
+    sums: list[int] = []
+    begin = 0
+    for size, same in groupby(place.size for place in places):
+        count = sum(1 for _ in same)
+        whole_ones = min(count, (done - begin) // size)
+        if whole_ones:
+            sums += checksums(whole[begin : begin + whole_ones * size], whole_ones)
+        if whole_ones < count:
             break
-        found.append(block)
+        begin += count * size
+    found: list[Bytes] = []
+    begin = 0
+    for place, total in zip(places, sums, strict=False):
+        if total != place.checksum:
+            break
+        found.append(whole[begin : begin + place.size])
+        begin += place.size
     return found
 
 

@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from vllm.utils.host_memory import MADV_POPULATE_READ
+
 _MAGIC = b"VLLMPACK"
 _END = struct.Struct("<QQQ8s")  # start, size and CRC-32 of the JSON text
 _LINE, _PAGE = 64, 4096
@@ -28,7 +30,6 @@ _CHUNK = 1 << 26
 # A huge page. The page cache has one for a block that is written at once, or read by a mapping that asks for it.
 _HUGE = 1 << 21
 _MAP_NORESERVE = 0x4000
-_MADV_POPULATE_READ = 22
 # Bits of /proc/self/pagemap: the page is there, and is the file's own.
 _PRESENT, _OF_FILE = np.uint64(1 << 63), np.uint64(1 << 61)
 
@@ -179,7 +180,7 @@ class Mapping:
 
     def _read(self, start: int, size: int) -> bool:
         # Older systems only read ahead.
-        return any(self._give_advice(start, size, each) for each in (_MADV_POPULATE_READ, mmap.MADV_WILLNEED))
+        return any(self._give_advice(start, size, each) for each in (MADV_POPULATE_READ, mmap.MADV_WILLNEED))
 
     def drop_pages(self) -> int:
         """Give the memory of what this process has not written to back to the system, which reads it again when it is
@@ -237,11 +238,17 @@ class Writer:
         if start + data.nbytes > self._checked:
             self._check_room(start + data.nbytes)
             self._checked = start + data.nbytes + _CHUNK
-        done = 0
+        checksum = done = 0
         while done < data.nbytes:
-            done += self._write(data.data[done : done + _CHUNK], start + done)
+            # A part is read from memory once, for its checksum, and a large one ends with a block.
+            end = done + _HUGE - (start + done) % _HUGE if unit == _PAGE else data.nbytes
+            part = data[done:end]
+            checksum = add_checksum(checksum, part)
+            while part.nbytes:
+                written = self._write(part.data, start + done)
+                part, done = part[written:], done + written
         self._at = start + data.nbytes
-        self.pieces.append(Piece(start, data.nbytes, add_checksum(0, data)))
+        self.pieces.append(Piece(start, data.nbytes, checksum))
         return len(self.pieces) - 1
 
     def _write(self, data: memoryview, start: int) -> int:

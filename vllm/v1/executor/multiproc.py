@@ -136,13 +136,13 @@ class MultiprocExecutor:
             raise
 
     @contextlib.contextmanager
-    def _planned(self, config: VllmConfig, world_size: int) -> Iterator[dict[int, Plan | None]]:
+    def _planned(self, config: VllmConfig, world_size: int) -> Iterator[dict[int, Plan]]:
         """The work of each stage's ranks on packed weights, by the stage's number: ranks of one machine agree, as they
         cannot ask each other yet. Ranks that are alone find and keep their own."""
         if self._links is None:
             yield {}
             return
-        plans: dict[int, Plan | None] = {}
+        plans: dict[int, Plan] = {}
         with contextlib.ExitStack() as stack:
             for index in range(self._stage.size):
                 stage = self._stage if index == self._stage.index else Stage(StageEnds(index, self._stage.size))

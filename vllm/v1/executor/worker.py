@@ -93,7 +93,7 @@ class Worker:
         self._profiler: Any = None
         self._profile_prefix = ""
 
-    def load_model(self, use_tqdm: bool = False, plans: Mapping[int, Plan | None] = MappingProxyType({})) -> None:
+    def load_model(self, use_tqdm: bool = False, plans: Mapping[int, Plan] = MappingProxyType({})) -> None:
         """Load this rank's weights and build the runner; for `plans`, by the numbers of stages, see `get_model`. Raises
         ValueError: see `check_free_memory`."""
         cache = self.config.cache_config

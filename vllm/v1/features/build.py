@@ -104,8 +104,8 @@ def runner_guests(runner: Any) -> Sequence[RunnerGuest]:
     if config.lora_config is not None:
         from vllm.v1.features.adapters.runner import Adapters
 
-        sizes = runner.states.max_num_reqs, runner.max_decode_rows
-        guests.append(Adapters(runner.model, config.lora_config, *sizes, runner.records_kernels))
+        sizes, reads_images = (runner.states.max_num_reqs, runner.max_decode_rows), config.model_config.reads_images
+        guests.append(Adapters(runner.model, config.lora_config, *sizes, runner.records_kernels, reads_images))
     if config.model_config.enable_prompt_embeds:
         from vllm.v1.features.prompt_embeds.runner import EmbeddedRows
 
@@ -147,8 +147,8 @@ def stage_guests(runner: Any) -> Sequence[RunnerGuest]:
     if config.lora_config is not None:
         from vllm.v1.features.adapters.runner import Adapters
 
-        sizes = runner.states.max_num_reqs, runner.max_decode_rows
-        guests.append(Adapters(runner.model, config.lora_config, *sizes, runner.records_kernels))
+        sizes, reads_images = (runner.states.max_num_reqs, runner.max_decode_rows), config.model_config.reads_images
+        guests.append(Adapters(runner.model, config.lora_config, *sizes, runner.records_kernels, reads_images))
     if config.model_config.enable_prompt_embeds and get_stage().is_first:
         from vllm.v1.features.prompt_embeds.runner import EmbeddedRows
 
@@ -268,4 +268,5 @@ def encoder_guests(config: VllmConfig, model: Any) -> Sequence[RunnerGuest]:
         return ()
     from vllm.v1.features.adapters.runner import Adapters
 
-    return (Adapters(model, config.lora_config, config.scheduler_config.max_num_seqs, 1, False),)
+    reads_images = config.model_config.reads_images
+    return (Adapters(model, config.lora_config, config.scheduler_config.max_num_seqs, 1, False, reads_images),)

@@ -8,6 +8,7 @@ import gc
 import os
 import pickle
 import shutil
+import socket
 import sys
 import threading
 import traceback
@@ -22,8 +23,8 @@ from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
 from vllm.utils.forked_children import wait_and_fork
 from vllm.utils.packed import ahead
+from vllm.v1.core.rest import Rest
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.engine.core_process.rest import RestWithMessages
 from vllm.v1.engine.core_process.serial import decode_request, encode_outputs
 from vllm.v1.engine.core_process.start import ABORT, ADD, CALL, DEAD, OUTPUTS, READY, REPLY, STOP, CoreStart
 from vllm.v1.messages import EngineCoreOutput
@@ -32,11 +33,34 @@ from vllm.v1.structured_output.matcher import read_early
 logger = init_logger(__name__)
 
 _HEALTH_CHECK_MS = 1000
+_MOST_WOKEN = 4096
 _MAX_FAILED_STEPS = 3  # in a row; the fault is then the engine's, not a request's
 
 
 def _read_early(worker: Any, config: ModelConfig) -> None:
     read_early(config)
+
+
+class RestWithMessages(Rest):
+    """A rest that a message ends: it ends also where `messages` has one, which is not taken."""
+
+    def __init__(self, messages: zmq.Socket[bytes]) -> None:
+        self._woken_here, self._waking = socket.socketpair()
+        for each in (self._woken_here, self._waking):
+            each.setblocking(False)
+        self._poller = zmq.Poller()
+        for source in (messages, self._woken_here):
+            self._poller.register(source, zmq.POLLIN)
+
+    def __call__(self, seconds: float) -> None:
+        self._poller.poll(round(seconds * 1000))
+        with contextlib.suppress(BlockingIOError):
+            self._woken_here.recv(_MOST_WOKEN)
+
+    def wake(self, _: object = None) -> None:
+        # Where so many bytes are there that no more fit, the next rest ends at once, too.
+        with contextlib.suppress(OSError):
+            self._waking.send(b"\0")
 
 
 class CoreProcess:
@@ -46,10 +70,10 @@ class CoreProcess:
         self._context = zmq.Context()
         self._input = self._context.socket(zmq.PULL)
         self._output = self._context.socket(zmq.PUSH)
-        for socket in (self._input, self._output):
+        for each in (self._input, self._output):
             # No message is dropped at a high-water mark; unsent ones delay the process's end by a second at most.
-            socket.set_hwm(0)
-            socket.setsockopt(zmq.LINGER, 1000)
+            each.set_hwm(0)
+            each.setsockopt(zmq.LINGER, 1000)
         self._input.connect(start.input_address)
         self._output.connect(start.output_address)
         self._config = start.config

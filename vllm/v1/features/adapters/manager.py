@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vllm.config.checkpoint.text_part import text_tensor_name
 from vllm.config.lora import LoRAConfig
 from vllm.layers.adapted.experts import AdaptedExperts, ExpertProduct, expert_places
 from vllm.layers.adapted.heads import AdaptedHeads
@@ -26,7 +27,7 @@ from vllm.layers.latent_attention import LatentHeads
 from vllm.layers.layernorm import AdaptableNorm
 from vllm.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.lora.request import LoRARequest
-from vllm.v1.features.adapters.adapter import read_adapter
+from vllm.v1.features.adapters.adapter import AdapterFile, read_adapter
 from vllm.v1.features.adapters.changes import layer_changes
 from vllm.v1.features.adapters.modules import ModuleMap
 
@@ -43,8 +44,11 @@ class AdapterManager:
         version: changes when layers begin to take adapters: steps that were recorded before lack that.
     """
 
-    def __init__(self, model: Any, config: LoRAConfig, max_num_reqs: int, max_tokens: int) -> None:
-        """`model` was loaded with its `adapter_places`."""
+    def __init__(
+        self, model: Any, config: LoRAConfig, max_num_reqs: int, max_tokens: int, reads_images: bool = False
+    ) -> None:
+        """`model` was loaded with its `adapter_places`; `reads_images`: there is a picture tower beside it."""
+        self._reads_images = reads_images
         self.row_of_slot = np.full(max_num_reqs, NO_ADAPTER, dtype=np.int32)
         self.version = 0
         self._max_rank, self._num_rows = config.max_lora_rank, config.max_loras
@@ -76,6 +80,8 @@ class AdapterManager:
         if request.lora_int_id in self._loaded:
             return False
         found = read_adapter(Path(request.lora_path).expanduser(), self._max_rank)
+        if self._reads_images:
+            _check_decoders(found)
         self._loaded[request.lora_int_id] = layer_changes(found, self._map)
         return True
 
@@ -219,3 +225,14 @@ def _sorted(adapters: np.ndarray, num_adapters: int) -> tuple[np.ndarray, np.nda
     starts = np.zeros(num_adapters + 1, dtype=np.int32)
     np.cumsum(np.bincount(adapters[adapters != NO_ADAPTER], minlength=num_adapters), out=starts[1:])
     return order, starts
+
+
+def _check_decoders(found: AdapterFile) -> None:
+    """Raises ValueError where an adapter changes the tower: without its share, readings behind pictures were others."""
+    for module in (*found.modules, *(name.rpartition(".")[0] for name in found.saved), *found.tokens):
+        # Heads of classes have names without a dot.
+        if "." in module and text_tensor_name(f"{module}.weight") is None:
+            raise ValueError(
+                f"{found.name}: {module} is a part of the picture tower, to which no adapters are applied: merge the "
+                "adapter into the model, or pass language_model_only=True to use its text decoder's part alone"
+            )

@@ -21,9 +21,17 @@ class Adapters(RunnerGuest):
         manager: the adapters of the worker.
     """
 
-    def __init__(self, model: Any, config: LoRAConfig, max_num_reqs: int, max_tokens: int, records: bool) -> None:
+    def __init__(
+        self,
+        model: Any,
+        config: LoRAConfig,
+        max_num_reqs: int,
+        max_tokens: int,
+        records: bool,
+        reads_images: bool = False,
+    ) -> None:
         """`max_tokens`: the most rows of a step that may be recorded; `records`: whether any is, by its kernels."""
-        self.manager = manager = AdapterManager(model, config, max_num_reqs, max_tokens)
+        self.manager = manager = AdapterManager(model, config, max_num_reqs, max_tokens, reads_images)
         self._max_tokens, self._records = max_tokens, records
         if isinstance(model, TransformersEncoder):
             model.use_adapter, model.adapter_of = manager.use_one, lambda place: int(manager.row_of_slot[place])

@@ -11,7 +11,7 @@ from vllm.attention.select import select_backend
 from vllm.config import ModelConfig
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.attention import use_backend
-from vllm.layers.kv_cache_spec import kv_cache_layout, kv_cache_specs, layer_kinds
+from vllm.layers.kv_cache_spec import kv_cache_layout, kv_cache_specs, layer_kinds, without_windows
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.states import NO_ID, BlockTables, KVCaches, RequestStates
 
@@ -32,8 +32,7 @@ class DraftCache:
         blocks stay as long as the request."""
         self._states, self._target_tables, self._device = states, target_tables, states.device
         group, hf_config = get_tp_group(), config.hf_config
-        # Layers with windows keep all tokens, too: they share the one table.
-        specs = [spec._replace(window=None) for spec in kv_cache_specs(model, hf_config, group)]
+        specs = without_windows(kv_cache_specs(model, hf_config, group))
         self._layout = kv_cache_layout(specs, config.max_model_len)
         self._dtype = getattr(torch, config.dtype)
         self.block_size = target_tables.block_size

@@ -17,16 +17,18 @@ from vllm.distributed.stages import get_stage
 from vllm.inputs.images import Picture, PromptImages
 from vllm.layers.input_rows import AddedRows, InputRows
 from vllm.layers.rotary_embedding import RotaryEmbedding
+from vllm.logger import init_logger
 from vllm.models.vision.families import Whole, frequency_axes, picture_family
 from vllm.models.vision.pair import PairEmbedder
 from vllm.models.vision.tower import Tower
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.features.images.scheduler import StepPictures
 from vllm.v1.worker.gpu.buffer_utils import upload
-from vllm.v1.worker.gpu.guests import RunnerGuest
+from vllm.v1.worker.gpu.guests import Completion, RunnerGuest, StepOutcome
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.states import NO_ID
 
+logger = init_logger(__name__)
 _KEPT_VECTORS = 4096
 
 
@@ -42,11 +44,15 @@ class PicturePlaces(RunnerGuest):
         self._vocab_size: int = config.vocab_size
         self._images: dict[int, PromptImages] = {}
         self._rotaries: list[tuple[RotaryEmbedding, Tensor]] = []
+        self._max_model_len, self._num_tables = config.max_model_len, 0
         if family.has_axes:
             found = {id(each): each for each in map(_rotary, runner.model.modules()) if each is not None}
             for rotary in found.values():
                 axes = frequency_axes(family, rotary.num_frequencies)
                 self._rotaries.append((rotary, torch.tensor(axes, device=runner.device)))
+
+    def version(self) -> int:
+        return self._num_tables
 
     def remove(self, slot: int) -> None:
         self._images.pop(slot, None)
@@ -55,6 +61,9 @@ class PicturePlaces(RunnerGuest):
         images = (step.parts.of(StepPictures) or StepPictures()).images.get(new.req_id)
         if images is not None:
             self._images[slot] = images
+            if images.shift > 0:  # a video takes more time than it has tokens
+                longest = self._max_model_len + images.shift
+                self._num_tables += any([rotary.reach(longest) for rotary, _ in self._rotaries])
             # Some models have ids for rows that are none of their words'.
             ids = self._states.token_ids[slot]
             ids[: len(new.prefill_token_ids)][ids[: len(new.prefill_token_ids)] >= self._vocab_size] = NO_ID
@@ -145,6 +154,7 @@ class PictureRows(PicturePlaces):
         self.tower = Tower(family, config, runner.device)
         self._own_bytes = config.encoder_cache_bytes
         self._cache = EncodedPictures(family.parts_of_a_row * self._width)
+        self._why_unsound: dict[int, str] = {}  # by slot
 
     @property
     def own_bytes(self) -> int:
@@ -170,6 +180,21 @@ class PictureRows(PicturePlaces):
             self._give_rows(batch)
         super().before_forward(step, batch)
 
+    def remove(self, slot: int) -> None:
+        super().remove(slot)
+        self._why_unsound.pop(slot, None)
+
+    def after_sample(self, batch: InputBatch, hidden: Tensor) -> Completion | None:
+        if not self._why_unsound:
+            return None
+        slots = enumerate(batch.idx_mapping_np.tolist())
+        known = {batch.req_ids[row]: self._why_unsound[slot] for row, slot in slots if slot in self._why_unsound}
+
+        def complete(outcome: StepOutcome) -> None:
+            outcome.errors.update({name: why for name, why in known.items() if name in outcome.errors})
+
+        return complete
+
     def _clear(self) -> None:
         super()._clear()
         self._rows.clear()
@@ -179,6 +204,7 @@ class PictureRows(PicturePlaces):
     def _give_rows(self, batch: InputBatch) -> None:
         tokens: list[np.ndarray] = []
         wanted: list[tuple[Picture, int, int]] = []
+        slots: list[int] = []
         starts, ends, origins = batch.num_computed_np, batch.seq_lens_np, batch.origins_np
         for row, slot in enumerate(batch.idx_mapping_np.tolist()):
             images = self._images.get(slot)
@@ -188,9 +214,13 @@ class PictureRows(PicturePlaces):
                 if first < last:
                     tokens.append(places[first:last] + origins[row])
                     wanted.append((picture, first, last))
+                    slots.append(slot)
         if not wanted:
             return
         encoded = self._cache.take([picture for picture, _, _ in wanted], self.tower)
+        for slot, (picture, _, _) in zip(slots, wanted, strict=True):
+            if picture.digest in self._cache.why_unsound:
+                self._why_unsound[slot] = self._cache.why_unsound[picture.digest]
         values = torch.cat([encoded[picture.digest][first:last] for picture, first, last in wanted])
         numbers = np.concatenate(tokens)
         batch.input_ids_np[numbers] = self._filler_id
@@ -242,24 +272,39 @@ class EncodedPictures:
     def __init__(self, width: int) -> None:
         """`width`: values of a row."""
         self.num_encoded = 0
+        self.why_unsound: dict[str, str] = {}  # by digest, of the latest `take`
         self._width = width
         self._rows: dict[str, Tensor] = {}
 
     def take(self, pictures: Sequence[Picture], tower: Tower) -> dict[str, Tensor]:
         """The rows of these, [N, L * W] each, by their digests; the tower encodes each that is not there, once."""
         missing = list({each.digest: each for each in pictures if each.digest not in self._rows}.values())
+        unsound: dict[str, Tensor] = {}
+        self.why_unsound.clear()
         for numbers in tower.runs([each.values for each in missing]):
             run = [missing[number] for number in numbers]
-            rows = tower.encode_together([each.values for each in run])
-            counts = [len(each.rows) for each in run]
-            if rows.shape != (sum(counts), self._width):
-                wanted = f"{sum(counts)} rows of {self._width}"
-                raise ValueError(f"the tower made {list(rows.shape)} of {len(run)} pictures that have {wanted}")
+            counts, kept = [len(each.rows) for each in run], self._rows
+            try:
+                rows = self._encoded(run, tower)
+            except Exception as error:
+                # transformers' code may fail on a picture in any way, which would end all requests of the step.
+                logger.exception("pictures cannot be encoded: their requests end, as their logits are not finite")
+                rows, kept = tower.unsound_rows(sum(counts), self._width), unsound
+                why = f"a picture cannot be encoded: {type(error).__name__}: {error}"
+                self.why_unsound.update((each.digest, why) for each in run)
             for each, own in zip(run, rows.split(counts), strict=True):
                 # Otherwise dropping one picture would free nothing.
-                self._rows[each.digest] = own if len(run) == 1 else own.clone()
+                kept[each.digest] = own if len(run) == 1 else own.clone()
             self.num_encoded += len(run)
-        return {picture.digest: self._rows[picture.digest] for picture in pictures}
+        return {each.digest: (unsound if each.digest in unsound else self._rows)[each.digest] for each in pictures}
+
+    def _encoded(self, run: Sequence[Picture], tower: Tower) -> Tensor:
+        rows = tower.encode_together([each.values for each in run])
+        count = sum(len(each.rows) for each in run)
+        if rows.shape != (count, self._width):
+            wanted = f"{count} rows of {self._width}"
+            raise ValueError(f"the tower made {list(rows.shape)} of {len(run)} pictures that have {wanted}")
+        return rows
 
     def drop(self, digest: str) -> None:
         """Forget a picture, if it is there."""

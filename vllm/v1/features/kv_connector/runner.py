@@ -27,6 +27,9 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 
 Answer = TypeVar("Answer")
 
+HIDDEN_STATES = "model.hidden_states"
+"""The name of the target's final hidden states, [blocks, block_size, size], where drafts follow from them."""
+
 
 class ConnectedLayers(RunnerGuest):
     """Calls the connector as upstream's worker does, except that all layers are loaded before the first one is
@@ -44,19 +47,25 @@ class ConnectedLayers(RunnerGuest):
 
     @property
     def layer_names(self) -> list[str]:
-        """The layers here that have a cache of their own, in the model's order."""
-        first: dict[int, int] = {}
-        begin = 0 if self._stage.layers is None else self._stage.layers.start
-        for layer, cache in enumerate(self._runner.kv_layout.cache_of_layer, begin):
-            first.setdefault(cache, layer)
-        return [f"model.layers.{layer}.self_attn.attn" for layer in first.values()]
+        """Names of all that lies in blocks here, once there are any: of the layers with a cache of their own, in the
+        model's order, and of the final hidden states that drafts follow from."""
+        return list(self._layers)
 
     def reset(self, sizes: CacheSizes) -> None:
         if not sizes.num_blocks or sizes.is_scratch:
             self._layers = {}
             return
+        first: dict[int, int] = {}
+        begin = 0 if self._stage.layers is None else self._stage.layers.start
+        for layer, cache in enumerate(self._runner.kv_layout.cache_of_layer, begin):
+            first.setdefault(cache, layer)
         own = {group[0].data_ptr(): _whole(group, self._runner.block_size) for group in self._runner.kv_caches}
-        self._layers = dict(zip(self.layer_names, own.values(), strict=True))
+        names = [f"model.layers.{layer}.self_attn.attn" for layer in first.values()]
+        self._layers = dict(zip(names, own.values(), strict=True))
+        # Guests that keep something in blocks come before this one, and have allocated it.
+        for guest in self._runner.guests:
+            for (rows,) in guest.in_blocks():
+                self._layers[HIDDEN_STATES] = rows
         if self._connector is None:
             group = KVCacheGroup(self.layer_names, self._runner.block_size)
             described = KVCacheDescription(sizes.num_blocks, [group])

@@ -85,7 +85,8 @@ class Connections(SchedulerGuest):
     def __init__(self, config: VllmConfig, scheduler: Any, layer_names: list[str], worker: Side) -> None:
         """`layer_names`: of the layers that have a cache."""
         cache = scheduler.cache_config
-        check_cache(cache.group_windows, cache.num_states is not None)
+        if cache.num_states is not None:
+            raise ValueError("kv_transfer_config: the model has recurrent states, which connectors do not carry")
         described = KVCacheDescription(cache.num_blocks, [KVCacheGroup(layer_names, cache.block_size)])
         self.connector = KVConnectorFactory.create_connector(config, KVConnectorRole.SCHEDULER, described)
         self._scheduler, self._worker = scheduler, worker
@@ -278,7 +279,7 @@ class Connections(SchedulerGuest):
         """Give back a request's blocks, the end first, as it is useful to the fewest."""
         self._kv.pool.release(reversed(kept.pop(name, [])))
 
-    def _begin_load(self, request: Request) -> None:
+    def _begin_load(self, request: Request, step: SchedulerOutput) -> None:
         """Have the connector load blocks for a request, or let it be queued as it is; later, where too few blocks are
         free."""
         pool, scheduler = self._kv.pool, self._scheduler
@@ -304,6 +305,7 @@ class Connections(SchedulerGuest):
         del self._to_load[request.request_id]
         pool.share(cached_blocks)
         blocks = [*cached_blocks, *pool.allocate(num_new)]
+        step.brought_blocks += blocks[len(cached_blocks) :]
         self._loads[request.request_id] = Load(request, blocks, hashes, len(cached_blocks))
         view = ConnectorBlocks((blocks,))
         self.connector.update_state_after_alloc(self._view(request), view, num_new * self._block_size)
@@ -393,7 +395,7 @@ class Connections(SchedulerGuest):
             # Others need blocks: what is loaded may be used as any other content, or be computed.
             self._release_kept()
         for request in list(self._to_load.values()):
-            self._begin_load(request)
+            self._begin_load(request, step)
         step.parts.add(self._message(step))
 
     def _message(self, step: SchedulerOutput) -> StepMessage:
@@ -460,11 +462,3 @@ class Connections(SchedulerGuest):
             "num_external_queried_tokens": self._num_queried,
             "num_external_hit_tokens": self._num_hit,
         }
-
-
-def check_cache(windows: Sequence[Any], has_states: bool) -> None:
-    """ValueError: the model keeps what a connector does not see."""
-    if has_states:
-        raise ValueError("kv_transfer_config: the model has recurrent states, which connectors do not carry")
-    if any(window is not None for window in windows or ()):
-        raise ValueError("kv_transfer_config: layers see a window only, whose blocks connectors do not know")
