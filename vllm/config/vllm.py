@@ -48,6 +48,12 @@ class VllmConfig:
         """The KV cache's dtype, as torch names it."""
         return self.cache_config.float8_dtype or self.model_config.dtype
 
+    @property
+    def has_one_block_table(self) -> bool:
+        """Whether all layers share a block table, so that those with windows keep all tokens: connectors are told of
+        one."""
+        return self.kv_transfer_config is not None
+
     def __post_init__(self) -> None:
         self.parallel_config.check_divides(self.model_config.hf_config)
         if self.lora_config is not None:

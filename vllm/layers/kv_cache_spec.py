@@ -100,12 +100,12 @@ class KVCacheLayout(NamedTuple):
 
 
 def stage_cache_layout(
-    model: nn.Module, config: HFConfig, group: Communicator, max_model_len: int, keeps_all: bool
+    model: nn.Module, config: HFConfig, group: Communicator, max_model_len: int, has_one_table: bool
 ) -> KVCacheLayout:
     """The layout of the model's layers that are here: the groups are those of all its stages, whose blocks have the
-    same numbers everywhere. `keeps_all`: see `without_windows`."""
+    same numbers everywhere. `has_one_table`: see `without_windows`."""
     specs = kv_cache_specs(model, config, group)
-    whole = kv_cache_layout(without_windows(specs) if keeps_all else specs, max_model_len)
+    whole = kv_cache_layout(without_windows(specs) if has_one_table else specs, max_model_len)
     layers, here = attention_layers(model, with_absent=True), set(attention_layers(model))
     if len(layers) == len(here):
         return whole

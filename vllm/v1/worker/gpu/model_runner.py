@@ -72,9 +72,9 @@ class GPUModelRunner:
             use_kv_scales(model)
         self.host_copies = host_copies(device, self.group)
         self._reading_clocks = (self.sampler.reading_clock, self.prompt_logprobs.reading_clock)
-        # Connectors are told of one block table.
-        keeps_all = config.kv_transfer_config is not None
-        self.kv_layout = stage_cache_layout(model, model_config.hf_config, self.group, max_model_len, keeps_all)
+        self.kv_layout = stage_cache_layout(
+            model, model_config.hf_config, self.group, max_model_len, config.has_one_block_table
+        )
         for layer, kv_group in zip(attention_layers(model), self.kv_layout.group_of_layer, strict=False):
             layer.kv_group = kv_group
         # One for each KV group.
