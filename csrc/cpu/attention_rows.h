@@ -112,7 +112,7 @@ class TileRows {
   // Find the tokens of the step's chunk that `rows` rows from `row` on see, from[r] to valid[r] of it; up to which one
   // sees any.
   int find_seen(const Step& step, int64_t row, int rows, int* from, int* valid) const {
-    // Those after it see no less: they are of later tokens, or of members that have the chunk in common.
+    // Rows after it see no less: they are of later tokens, or of members that have the chunk in common.
     if (!a_.window && last_[row] - step.start >= kChunk - 1) {
       std::fill_n(from, rows, 0);
       std::fill_n(valid, rows, kChunk);
