@@ -179,7 +179,9 @@ def test_overrides_reach_options_that_the_file_leaves_to_the_whole_models_defaul
 
 def test_scaled_positions_of_a_model_with_pictures_have_axes(tmp_path: Path) -> None:
     whole = {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl", "vision_config": {}}
-    (tmp_path / "config.json").write_text(json.dumps(whole | {"hidden_size": 32, "num_attention_heads": 4}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(whole | {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4})
+    )
     rope = {"type": "yarn", "mrope_section": [1, 2, 1], "factor": 4.0, "original_max_position_embeddings": 64}
     for asked in ({"rope_scaling": rope}, {"text_config": {"rope_scaling": rope}}):
         raw = load_hf_config(tmp_path, asked).raw
