@@ -106,13 +106,14 @@ def _run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _child(job: dict[str, Any]) -> dict[str, Any]:
-    began = time.perf_counter()
-    llm = _engine(job, job["store"])
-    started, cpu_started = time.perf_counter(), time.process_time()
     if job.get("is_cost"):
         prompts = [_tokens(f"{job['seed']} {each}", job["prefix"] // 4) for each in range(4)]
     else:
-        prompts = [[*_tokens(0, job["prefix"]), *_tokens(1 + each, job["tail"])] for each in range(job["prompts"])]
+        prefix = _tokens(0, job["prefix"])
+        prompts = [[*prefix, *_tokens(1 + each, job["tail"])] for each in range(job["prompts"])]
+    began = time.perf_counter()
+    llm = _engine(job, job["store"])
+    started, cpu_started = time.perf_counter(), time.process_time()
     outputs = _score(llm, prompts)
     if job.get("is_cost"):
         llm.llm_engine.engine_core.shutdown()

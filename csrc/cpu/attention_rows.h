@@ -42,8 +42,7 @@ inline void merge_segment(const AttentionArgs& a, const Plan& plan, const Tile& 
                    const Partial& part) {
   for (int64_t i = tile.first_member; i < tile.first_member + tile.members; ++i) {
     const Member& member = plan.members[i];
-    const int64_t end = last_seeing(a, plan, member, start + kSegment);
-    for (int64_t row = first_seeing(plan, member, start); row < end; ++row) merge_row(total, part, row, a.value_dim);
+    merge_rows(total, part, first_seeing(plan, member, start), last_seeing(a, plan, member, start + kSegment), a.value_dim);
   }
 }
 
@@ -113,6 +112,12 @@ class TileRows {
   // Find the tokens of the step's chunk that `rows` rows from `row` on see, from[r] to valid[r] of it; up to which one
   // sees any.
   int find_seen(const Step& step, int64_t row, int rows, int* from, int* valid) const {
+    // Rows after it see no less: they are of later tokens, or of members that have the chunk in common.
+    if (!a_.window && last_[row] - step.start >= kChunk - 1) {
+      std::fill_n(from, rows, 0);
+      std::fill_n(valid, rows, kChunk);
+      return kChunk;
+    }
     for (int r = 0; r < rows; ++r) {
       from[r] = a_.window ? static_cast<int>(greatest(first_seen(a_, last_[row + r]) - step.start, 0)) : 0;
       valid[r] = static_cast<int>(least(kChunk, last_[row + r] - step.start + 1));

@@ -42,7 +42,10 @@ struct Chunk {
   // Fetches part `part` of `parts` of the next chunk into the second-level cache. Inline: GCC takes a call for free of effects
   // and drops it.
   [[gnu::always_inline]] void fetch_next(int64_t part, int64_t parts, int64_t dim) const {
-    for (int64_t d = dim * part / parts, end = dim * (part + 1) / parts; d < end; ++d) {
+    // Several neighbouring rows may lie in a line.
+    const int64_t step = key_stride == kRun && sizeof(T) < 4 ? 4 / static_cast<int64_t>(sizeof(T)) : 1;
+    const int64_t begin = (dim * part / parts + step - 1) / step * step, end = dim * (part + 1) / parts;
+    for (int64_t d = begin; d < end; d += step) {
 #pragma GCC unroll 4
       for (int run = 0; run < kRuns; ++run) {
         __builtin_prefetch(next->keys[run] + d * key_stride, 0, 2);
@@ -72,6 +75,8 @@ struct PairChunk : Chunk<BF16> {
 
   __m512bh key_pair(int token, int64_t pair) const {
     const BF16* at = key(token) + 2 * pair * key_stride;
+    // Two neighbouring dimensions of a run lie in one vector then.
+    if (key_stride == kRun) return (__m512bh)_mm512_permutexvar_epi16(places(0, kRun), _mm512_loadu_si512(at));
     return (__m512bh)words_of(at, at + key_stride, kLanes);
   }
 
@@ -88,11 +93,43 @@ struct PairChunk : Chunk<BF16> {
     return (__m512bh)_mm512_and_si512(words_of(at, at + dim, n), _mm512_set1_epi32(static_cast<int>(seen)));
   }
 
+  // value_pair of W vectors of dimensions.
+  template <int W>
+  [[gnu::always_inline]] void value_pairs(int token, int64_t dim, int64_t d, int n, uint32_t seen, __m512bh (&pairs)[W]) const {
+    if constexpr (W % 2 == 0) {
+      const BF16* at = value(token, dim) + d;
+      const __m512i mask = _mm512_set1_epi32(static_cast<int>(seen));
+      unroll<W / 2>([&](int w) VLLM_INLINE {
+        __m512i words[2];
+        two_words_of(at + w * 2 * kLanes, at + dim + w * 2 * kLanes, words);
+        pairs[2 * w] = (__m512bh)_mm512_and_si512(words[0], mask);
+        pairs[2 * w + 1] = (__m512bh)_mm512_and_si512(words[1], mask);
+      });
+    } else {
+      unroll<W>([&](int w) VLLM_INLINE { pairs[w] = value_pair(token, dim, d + w * kLanes, n, seen); });
+    }
+  }
+
   static __m512i words_of(const BF16* first, const BF16* second, int n) {
     const auto read = [&](const BF16* from) VLLM_INLINE {
       return n == kLanes ? _mm256_loadu_si256((const __m256i*)from) : _mm256_maskz_loadu_epi16(lanes_below(n).m, from);
     };
     return _mm512_or_si512(_mm512_cvtepu16_epi32(read(first)), _mm512_slli_epi32(_mm512_cvtepu16_epi32(read(second)), 16));
+  }
+
+  // The same of twice as many values.
+  static void two_words_of(const BF16* first, const BF16* second, __m512i (&words)[2]) {
+    const __m512i one = _mm512_loadu_si512(first), other = _mm512_loadu_si512(second);
+    words[0] = _mm512_permutex2var_epi16(one, places(0, 2 * kLanes), other);
+    words[1] = _mm512_permutex2var_epi16(one, places(kLanes, 2 * kLanes), other);
+  }
+
+ private:
+  // Each word has the value at a place, counted from `first`, and the one `distance` beyond it.
+  static __m512i places(int first, int distance) {
+    const __m512i order = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    return _mm512_add_epi32(_mm512_mullo_epi32(order, _mm512_set1_epi32(0x10001)),
+                            _mm512_set1_epi32(first | (first + distance) << 16));
   }
 };
 
@@ -109,13 +146,25 @@ struct WidePairChunk {
     return (__m512bh)load_n(reinterpret_cast<const float*>(values) + token / 2 * dim + d, n).v;
   }
 
+  template <int W>
+  [[gnu::always_inline]] void value_pairs(int token, int64_t dim, int64_t d, int n, uint32_t seen, __m512bh (&pairs)[W]) const {
+    unroll<W>([&](int w) VLLM_INLINE { pairs[w] = value_pair(token, dim, d + w * kLanes, n, seen); });
+  }
+
   // Makes words of the values of the tokens from `from` to `end`, both even, of which value_at(t) is that of t; null stands
   // for zeros.
   template <typename At>
   void pack_values(int64_t from, int64_t end, int64_t dim, const At& value_at) const {
     for (int64_t t = from; t < end; t += 2) {
       const BF16 *first = value_at(t), *second = value_at(t + 1);
-      for (int64_t d = 0; d < dim; d += kLanes) {
+      int64_t d = 0;
+      for (uint32_t* to = values + t / 2 * dim; first && second && d + 2 * kLanes <= dim; d += 2 * kLanes) {
+        __m512i words[2];
+        PairChunk::two_words_of(first + d, second + d, words);
+        _mm512_storeu_si512(to + d, words[0]);
+        _mm512_storeu_si512(to + d + kLanes, words[1]);
+      }
+      for (; d < dim; d += kLanes) {
         alignas(32) static constexpr BF16 none[kLanes] = {};
         const int n = static_cast<int>(least(kLanes, dim - d));
         const __m512i words = PairChunk::words_of(first ? first + d : none, second ? second + d : none, n);
@@ -181,7 +230,7 @@ inline void add_value_pairs(const C& chunk, const float* weights, int64_t dim, i
     fetch_value(chunk, t + 1, dim, first);
     const uint32_t seen = (t < from ? 0u : 0xffffu) | (t + 1 < tokens ? 0xffff0000u : 0u);
     __m512bh value[W];
-    unroll<W>([&](int w) VLLM_INLINE { value[w] = chunk.value_pair(t, dim, first + w * kLanes, W > 1 ? kLanes : n, seen); });
+    chunk.template value_pairs<W>(t, dim, first, W > 1 ? kLanes : n, seen, value);
     unroll<R>([&](int r) VLLM_INLINE {
       const __m512bh weight = (__m512bh)_mm512_set1_ps(weights[r * kChunk + t / 2]);
       unroll<W>([&](int w) VLLM_INLINE { sums[r][w].v = _mm512_dpbf16_ps(sums[r][w].v, value[w], weight); });
@@ -347,6 +396,21 @@ template <int R>
 }
 
 #if defined(__AVX512BF16__)
+// 2^x with a relative error of 3e-6, for which bfloat16 has no place. NaN stays NaN. In fewer operations than exp2's: a sum with
+// 1.5 * 2^23 is rounded to a whole number, whose last bits go into the exponent. For x of -126 and below that becomes 0, as the
+// polynomial is below 1 there, and a number that is not normal becomes zero in bfloat16.
+inline Vec exp2_of_weight(Vec x) {
+  const Vec shift = set1(12582912.0f), clamped = max(set1(-126.0f), x), sum = clamped + shift;
+  const Vec r = clamped - (sum - shift);
+  Vec p = set1(9.57010191e-3f);
+  p = fma(p, r, set1(5.59178603e-2f));
+  p = fma(p, r, set1(2.40247448e-1f));
+  p = fma(p, r, set1(6.93121815e-1f));
+  p = fma(p, r, set1(9.99999261e-1f));
+  const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(sum.v), 23);
+  return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p.v), power))};
+}
+
 // The same of `factor` times the scores, as words of weights rounded to bfloat16; `tokens` counts by 32. What is summed are
 // the rounded ones: a weight's error is in its row's sum, too.
 template <int R>
@@ -363,8 +427,8 @@ template <int R>
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
       const float* score = scores + r * kChunk + t;
-      const Vec low = exp2(fma(load(score), set1(factor), top[r]));
-      const Vec high = exp2(fma(load(score + kLanes), set1(factor), top[r]));
+      const Vec low = exp2_of_weight(fma(load(score), set1(factor), top[r]));
+      const Vec high = exp2_of_weight(fma(load(score + kLanes), set1(factor), top[r]));
       const __m512bh weights = _mm512_cvtne2ps_pbh(high.v, low.v);
       total[r].v = _mm512_dpbf16_ps(total[r].v, weights, (__m512bh)_mm512_set1_epi32(0x3f803f80));
       _mm512_storeu_si512(scores + r * kChunk + t / 2, (__m512i)weights);
@@ -430,18 +494,27 @@ void attend_chunk(const C& chunk, const float* q, int64_t dim, int64_t value_dim
   add_chunk<R>(chunk, scores, out, value_dim, from[0], tokens, fresh);
 }
 
-// Adds a later part of the context to an earlier one of the same row.
-inline void merge_row(const Partial& total, const Partial& part, int64_t row, int64_t dim) {
-  const float top = total.max[row] < part.max[row] ? part.max[row] : total.max[row];
-  const Vec before = exp2(set1(total.max[row] - top)), after = exp2(set1(part.max[row] - top));
-  float* out = total.out + row * dim;
-  const float* add = part.out + row * dim;
-  for (int64_t d = 0; d < dim; d += kLanes) {
-    const int n = static_cast<int>(least(kLanes, dim - d));
-    store_n(out + d, fma(load_n(add + d, n), after, load_n(out + d, n) * before), n);
+// Adds a later part of the context to an earlier one of rows [row, end).
+inline void merge_rows(const Partial& total, const Partial& part, int64_t row, int64_t end, int64_t dim) {
+  for (; row < end; row += kLanes) {
+    const int rows = static_cast<int>(least(kLanes, end - row));
+    const auto read = [&](const float* from) VLLM_INLINE { return load_n(from + row, rows); };
+    const Vec top = max(read(part.max), read(total.max));
+    const Vec before = exp2(read(total.max) - top), after = exp2(read(part.max) - top);
+    store_n(total.sum + row, read(total.sum) * before + read(part.sum) * after, rows);
+    store_n(total.max + row, top, rows);
+    float factors[2][kLanes];
+    store(factors[0], before);
+    store(factors[1], after);
+    for (int r = 0; r < rows; ++r) {
+      float* out = total.out + (row + r) * dim;
+      const float* add = part.out + (row + r) * dim;
+      for (int64_t d = 0; d < dim; d += kLanes) {
+        const int n = static_cast<int>(least(kLanes, dim - d));
+        store_n(out + d, fma(load_n(add + d, n), set1(factors[1][r]), load_n(out + d, n) * set1(factors[0][r])), n);
+      }
+    }
   }
-  total.sum[row] = total.sum[row] * first_lane(before) + part.sum[row] * first_lane(after);
-  total.max[row] = top;
 }
 
 }  // namespace VLLM_ISA

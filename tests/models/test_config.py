@@ -166,6 +166,29 @@ def test_overrides_reach_the_whole_of_a_model_with_pictures(tmp_path: Path) -> N
         load_hf_config(tmp_path, {"vision_config": {"patch_size": 7, "pach_size": 7}})
 
 
+def test_overrides_reach_options_that_the_file_leaves_to_the_whole_models_defaults(tmp_path: Path) -> None:
+    whole = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "image_token_index": 5}
+    parts = {"text_config": {"model_type": "llama", "hidden_size": 32, "vocab_size": 9}, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(whole | parts))
+    asked = {"multimodal_projector_bias": False, "image_token_id": 7, "rms_norm_eps": 0.5, "other": 3}
+    config = load_hf_config(tmp_path, asked)
+    kept = config.raw[WHOLE]
+    assert kept["multimodal_projector_bias"] is False and kept["image_token_index"] == 7
+    assert config.raw["rms_norm_eps"] == 0.5 and config.raw["other"] == 3  # which no decoder knows
+
+
+def test_scaled_positions_of_a_model_with_pictures_have_axes(tmp_path: Path) -> None:
+    whole = {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl", "vision_config": {}}
+    (tmp_path / "config.json").write_text(
+        json.dumps(whole | {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4})
+    )
+    rope = {"type": "yarn", "mrope_section": [1, 2, 1], "factor": 4.0, "original_max_position_embeddings": 64}
+    for asked in ({"rope_scaling": rope}, {"text_config": {"rope_scaling": rope}}):
+        raw = load_hf_config(tmp_path, asked).raw
+        found = raw.get("rope_scaling") or raw["rope_parameters"]
+        assert found["factor"] == 4.0 and "mrope_section" not in found
+
+
 def test_a_function_changes_single_options_of_a_tower(tmp_path: Path) -> None:
     whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
     parts = {"text_config": {"hidden_size": 32}, "vision_config": {"hidden_size": 24, "made_by": "someone"}}

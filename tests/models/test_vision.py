@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from safetensors.torch import load_file
 from thread_ranks import make_thread_llm
 from tiny_vision import FAMILIES, QWEN_IMAGES, WITH_TIMM, WITH_TORCHVISION, Reference, draw, make_vision_model
@@ -368,7 +369,7 @@ def test_a_picture_that_cannot_be_encoded_ends_its_requests_alone(qwen: Tiny, mo
     (made,) = llm.llm_engine.input_processor.pictures.process(GivenImages((PICTURES[1],), (None,), {}))
     bad = len(made.values["pixel_values"])
     monkeypatch.setattr(tower, "encode_together", failing)
-    monkeypatch.setattr(tower, "runs", lambda pictures: ([number] for number in range(len(pictures))))
+    monkeypatch.setattr(tower, "runs", lambda pictures: [[*range(len(pictures))]] if pictures else [])
     prompts = [qwen.prompt("plain"), qwen.prompt("one {}", PICTURES[1]), qwen.prompt("two {}", PICTURES[0])]
     for _ in range(2):
         first, failed, last = generate(llm, prompts)
@@ -545,6 +546,15 @@ def test_under_a_grammar_and_by_ids(qwen: Tiny) -> None:
     check(qwen, qwen.prompt("which {}: ", PICTURES[0]), first)
 
 
+def truncated() -> Any:
+    file = io.BytesIO()
+    draw(40, 30, 4).save(file, "PNG")
+    return Image.open(io.BytesIO(file.getvalue()[:600]))
+
+
+TRUNCATED = truncated()
+
+
 @pytest.mark.parametrize("mode", ["RGBA", "L", "P", "1", "CMYK", "I;16"])
 def test_modes_and_arrays(llava: Tiny, mode: str) -> None:
     llm = llava.llm()
@@ -552,6 +562,7 @@ def test_modes_and_arrays(llava: Tiny, mode: str) -> None:
     picture = picture.convert("L").convert("I").convert("I;16") if mode == "I;16" else picture.convert(mode)
     array = np.asarray(draw(40, 30, 4))
     prompts = [llava.prompt("{}", picture), llava.prompt("{}", array), llava.prompt("{}", array.transpose(2, 0, 1))]
+    prompts.append(llava.prompt("{}", torch.from_numpy(array / np.float32(255)).bfloat16()))
     prompts.append(llava.prompt("{}", draw(40, 30, 4)))
     first, *others = generate(llm, prompts)
     assert len(first.outputs[0].token_ids) == 4
@@ -577,6 +588,10 @@ def test_palettes_tell_pictures_apart(llava: Tiny, limited: LLM) -> None:
         ({"prompt": "<image>", "multi_modal_data": {"image": "path.png"}}, "must be a PIL image"),
         ({"prompt": "<image>", "multi_modal_data": {"image": np.full((4, 4, 3), 2.0)}}, "floats beyond"),
         ({"prompt": "<image>", "multi_modal_data": {"image": np.zeros((0, 4, 3), np.uint8)}}, "multi_modal_data"),
+        ({"prompt": "<image>", "multi_modal_data": {"image": torch.zeros(3, 4, 4, device="meta")}}, "PIL image.*meta"),
+        ({"prompt": "<image>", "multi_modal_data": {"image": torch.zeros(3, 4, 4).to_sparse()}}, "PIL image.*Sparse"),
+        ({"prompt": "<image>", "multi_modal_data": {"image": [None]}}, "must be a PIL image.*got None"),
+        ({"prompt": "<image>", "multi_modal_data": {"image": TRUNCATED}}, "the picture cannot be read: .*truncated"),
         ({"prompt": "<image>", "multi_modal_data": [1]}, "multi_modal_data must be a dict"),
         ({"prompt": "<image>", "multi_modal_uuids": {"image": ["new"]}}, "'new' is not known"),
         (

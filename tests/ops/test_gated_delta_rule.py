@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import DTYPES, assert_accurate, backends, run, strided
+from backends import DTYPES, assert_accurate, backends, remembered, run, strided
 from state_cases import SLACK, Rows, check_parts, copied, pool_of, ragged
 from torch import Tensor
 
@@ -16,6 +16,7 @@ SHAPES = [(1, 1, 3, 5), (1, 2, 16, 128), (2, 2, 7, 40)]
 EPS = 1e-6
 
 
+@remembered
 def truth(
     qkv: Tensor,
     decay: Tensor,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from backends import DTYPES, assert_accurate, backends, run, strided
+from backends import DTYPES, assert_accurate, backends, remembered, run, strided
 from state_cases import Rows, check_parts, copied, pool_of, ragged
 from torch import Tensor
 
@@ -15,6 +15,7 @@ EPS = 1e-6
 SLACK = 5e-5
 
 
+@remembered
 def truth(qkv: Tensor, gates: Tensor, pool: Tensor, rows: Rows, keys: int, cap: float) -> tuple[Tensor, Tensor]:
     """Results, and matrices with their sums of keys [slots, H, V + 1, K] after them, as they are."""
     heads = pool.shape[1]

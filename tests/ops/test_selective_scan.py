@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import DTYPES, assert_accurate, backends, run, strided
+from backends import DTYPES, assert_accurate, backends, remembered, run, strided
 from state_cases import SLACK, Rows, check_parts, copied, pool_of, ragged
 from torch import Tensor
 
 from vllm.ops.selective_scan import selective_scan_
 
 
+@remembered
 def truth(
     x: Tensor,
     dt: Tensor,

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import DTYPES, assert_accurate, backends, run, strided
+from backends import DTYPES, assert_accurate, backends, remembered, run, strided
 from state_cases import SLACK, Rows, check_parts, copied, pool_of, ragged
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from vllm.ops.state_space_scan import state_space_scan_
 SHAPES = [(1, 1, 3, 5), (1, 2, 16, 128), (2, 2, 7, 40)]
 
 
+@remembered
 def truth(
     xbc: Tensor,
     dt: Tensor,

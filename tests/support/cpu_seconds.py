@@ -1,12 +1,16 @@
 """A plugin that prints where a run's CPU seconds go: `PYTHONPATH=tests/support pytest -p cpu_seconds tests/server`.
 
-A clock says little on a busy machine. Seconds are those of the tests' own process and of all its descendants. A fixture
-of a module or a session is a row of its own, not a cost of the test that asks for it first. For runs of one process.
+A clock says little on a busy machine. Seconds are those of the processes that run tests and of all their descendants. A
+fixture of a module or a session is a row of its own, not a cost of the test that asks for it first. With
+`--processes N` each process has fixtures of its own, and rows are their sums.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
+import pickle
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +26,9 @@ _parts: Counter[tuple[str, str]] = Counter()
 """Seconds by file, and by test without its parameters or by fixture."""
 _inside: list[float] = []
 _file = ""
+_folder = tempfile.TemporaryDirectory()
+"""Has a file of `_parts` from each process that was forked to run tests."""
+_known = {os.getpid()}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -41,6 +48,8 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for part in Path(_folder.name).iterdir():
+        _parts.update(pickle.loads(part.read_bytes()))
     files: Counter[str] = Counter()
     for (file, _), seconds in _parts.items():
         files[file] += seconds
@@ -55,6 +64,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @contextmanager
 def _measured(part: str) -> Iterator[None]:
     """Count what happens inside, without what is measured inside of it."""
+    if os.getpid() not in _known:
+        _known.add(os.getpid())
+        atexit.register(_keep)
     before = _seconds()
     _inside.append(0.0)
     try:
@@ -64,6 +76,10 @@ def _measured(part: str) -> Iterator[None]:
         _parts[_file, part] += whole - _inside.pop()
         if _inside:
             _inside[-1] += whole
+
+
+def _keep() -> None:
+    (Path(_folder.name) / str(os.getpid())).write_bytes(pickle.dumps(_parts))
 
 
 def _seconds() -> float:

@@ -1,6 +1,6 @@
 // Attention of ragged queries over the paged cache, causal, float32 inside.
 //
-// A row is one query head of one token. A tile is the rows, up to a few dozen, that read one key head: consecutive
+// A row is one query head of one token. A tile is the rows, up to a few hundred, that read one key head: consecutive
 // tokens of one request, or of several requests that begin with the same blocks, over which their rows go together.
 // The context passes in chunks of 64 tokens, whose scores, softmax and weighted values stay in the first-level cache,
 // and in segments of 256 tokens, which are attended apart and merged in order. Chunks and segments are counted from
@@ -108,7 +108,8 @@ class PairRows : protected PagedRows {
 
 template <typename T>
 void attend_all(const AttentionArgs& a) {
-  with_plan(a, kMostRows, kRows, [&](const Plan& plan) {
+  // Twice as many rows as short share a chunk's words, and stay in the second-level cache as well.
+  with_plan(a, a.head_dim <= 64 ? 2 * kMostRows : kMostRows, kRows, [&](const Plan& plan) {
 #if defined(__AVX512BF16__)
     if constexpr (__is_same(T, BF16)) {
       if (a.dots) return run_plan<BF16, Worker<PairRows>>(a, plan);

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm.config.checkpoint.overrides import check_parts
-from vllm.config.checkpoint.text_part import MARK, text_part
+from vllm.config.checkpoint.overrides import check_parts, names_of_whole
+from vllm.config.checkpoint.text_part import MARK, drop_axes, text_part
 from vllm.sampling_params import MODEL_DEFAULTS
 
 _DEFAULT_ROPE_THETA = 10000.0
@@ -158,6 +158,8 @@ def read_config(
             # The whole model's, or those of a classifier of its words: the text decoder has an architecture of its own.
             del overrides["architectures"]
     _apply_overrides(raw, overrides)
+    if MARK in raw:
+        drop_axes(raw)
     _read_as_generating(raw)
     generation = _read_json(folder, "generation_config.json") or {}
     return raw, generation
@@ -166,10 +168,12 @@ def read_config(
 def _with_own(whole: dict[str, Any], overrides: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
     """A whole model's entries with those of the overrides that its text decoder has not, and these lose; dicts, such as
     vision_config, keep what is not overridden."""
-    own = {name: overrides.pop(name) for name in whole.keys() & overrides.keys() - text.keys() - {"text_config"}}
+    asked = overrides.keys() - text.keys() - {"text_config"}
+    names = {name: name for name in asked & whole.keys()} | names_of_whole(whole, asked - whole.keys())
+    own = {name: overrides.pop(asked_as) for asked_as, name in names.items()}
     check_parts(whole, own)
     for name, value in own.items():
-        both = isinstance(value, dict) and isinstance(whole[name], dict)
+        both = isinstance(value, dict) and isinstance(whole.get(name), dict)
         own[name] = whole[name] | value if both else value
     return whole | own
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,21 @@ def check_parts(whole: dict[str, Any], overrides: dict[str, Any]) -> None:
                     f"hf_overrides: {name} has no option {option}, got {value!r}: leave it out; "
                     f"{type(part).__name__} of transformers lists its options"
                 )
+
+
+def names_of_whole(whole: dict[str, Any], names: Set[str]) -> dict[str, str]:
+    """The `names` that are options of transformers' configuration of a whole model, and not of every model's, with what
+    it calls them."""
+    if not names:
+        return {}
+    from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+    if whole.get("model_type") not in CONFIG_MAPPING:
+        return {}
+    kind = CONFIG_MAPPING[whole["model_type"]]
+    known = {each.name for each in fields(kind)} - {each.name for each in fields(PreTrainedConfig)}
+    called = {name: kind.attribute_map.get(name, name) for name in names}
+    return {name: other for name, other in called.items() if other in known}
 
 
 def _differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

@@ -181,9 +181,6 @@ def _by_transformers(raw: dict[str, Any]) -> dict[str, Any]:
     if kind in ("aya_vision", "cohere2_vision"):
         # The whole model's head has no scale.
         own["logit_scale"] = 1.0
-    if (rope := own.get("rope_parameters") or {}).get("rope_type") in ("linear", "llama3", "yarn"):
-        # The whole model's positions have the axes, whatever the frequencies are.
-        own["rope_parameters"] = {name: value for name, value in rope.items() if not name.startswith("mrope_")}
     if text.model_type == "qwen3_vl_moe_text":
         # Whatever config.json says; Qwen3MoeForCausalLM has the option, and another default.
         own["norm_topk_prob"] = True
@@ -198,6 +195,15 @@ def _by_transformers(raw: dict[str, Any]) -> dict[str, Any]:
         own.setdefault("head_dim", text.hidden_size // text.num_attention_heads)
         own["rope_parameters"] = {"partial_rotary_factor": 1.0} | own["rope_parameters"]
     return own
+
+
+def drop_axes(text: dict[str, Any]) -> None:
+    """Leave out of a text decoder's scaled rotary positions the sections of a head that turn by other axes: these are
+    the whole model's, whatever the frequencies are."""
+    for entry in ("rope_parameters", "rope_scaling"):
+        rope = text.get(entry)
+        if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) in ("linear", "llama3", "yarn"):
+            text[entry] = {name: value for name, value in rope.items() if not name.startswith("mrope_")}
 
 
 def text_tensor_name(name: str) -> str | None:

@@ -110,7 +110,7 @@ class _KeptPictures:
             self._add_video_part()
         if isinstance(item, Mapping):
             medium = self._given_rows(item)
-        elif item is not None:
+        elif item is not None or name is None:
             medium = _as_video(item) if kind == "video" else _as_image(item)
         known_as = json.dumps(options, sort_keys=True, default=str)
         content = hashlib.blake2b(known_as.encode(), digest_size=16)
@@ -123,7 +123,10 @@ class _KeptPictures:
         elif isinstance(medium, GivenRows):
             content.update(b"rows" + medium.digest)
         else:
-            pixels = medium.tobytes()  # loads the picture; those of a palette are numbers of its colours
+            try:
+                pixels = medium.tobytes()  # loads the picture; those of a palette are numbers of its colours
+            except (OSError, ValueError) as error:
+                raise VLLMValidationError(f"{DATA}: the picture cannot be read: {error}", DATA) from error
             colours = medium.getpalette(None), medium.info.get("transparency")
             content.update(f"{medium.mode} {medium.size} {colours}".encode() + pixels)
         digest = content.hexdigest()
@@ -615,8 +618,13 @@ def _as_image(item: Any) -> Any:
 
     if isinstance(item, Image.Image):
         return item
-    array = item.detach().cpu().numpy() if isinstance(item, Tensor) else item
     problem = f"{DATA}: image must be a PIL image, or an array or tensor [H, W, 3] or [3, H, W] of uint8 or of 0 to 1"
+    array = item
+    if isinstance(item, Tensor):
+        try:
+            array = (item.float() if item.is_floating_point() else item).detach().cpu().numpy()
+        except (TypeError, RuntimeError) as error:  # a sparse tensor, or one without values
+            raise VLLMValidationError(f"{problem}: {error}", DATA) from error
     if not isinstance(array, np.ndarray) or array.ndim not in (2, 3):
         raise VLLMValidationError(f"{problem}, got {shown(item)}", DATA)
     if array.ndim == 3 and array.shape[-1] not in (1, 3, 4):
