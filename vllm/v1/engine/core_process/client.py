@@ -72,7 +72,7 @@ class CoreClient:
         self._hangs = False
         self.num_messages = 0  # received; the core sends one after every step
         self._num_aborts = 0  # messages
-        # Which of them named a request last, until the core has read it: its outputs on the way are of a dropped request.
+        # Which of them named a request last, until the core has read it: outputs on the way are of a dropped request.
         self._aborted: dict[str, int] = {}
         self.dead_error: EngineDeadError | None = None
         self._process = core.process
