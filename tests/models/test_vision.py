@@ -369,7 +369,7 @@ def test_a_picture_that_cannot_be_encoded_ends_its_requests_alone(qwen: Tiny, mo
     (made,) = llm.llm_engine.input_processor.pictures.process(GivenImages((PICTURES[1],), (None,), {}))
     bad = len(made.values["pixel_values"])
     monkeypatch.setattr(tower, "encode_together", failing)
-    monkeypatch.setattr(tower, "runs", lambda pictures: ([number] for number in range(len(pictures))))
+    monkeypatch.setattr(tower, "runs", lambda pictures: [[*range(len(pictures))]] if pictures else [])
     prompts = [qwen.prompt("plain"), qwen.prompt("one {}", PICTURES[1]), qwen.prompt("two {}", PICTURES[0])]
     for _ in range(2):
         first, failed, last = generate(llm, prompts)

@@ -208,6 +208,23 @@ def test_a_bad_request_harms_nobody(folder):
         asyncio.run(run(engine))
 
 
+def test_an_id_that_is_used_again_gets_nothing_of_the_aborted_request(folder):
+    async def run(engine):
+        long, short = SamplingParams(max_tokens=100, ignore_eos=True), SamplingParams(max_tokens=2, temperature=0)
+        expected = (await last_of(engine, "b", short, "alone")).outputs[0].token_ids
+        for count in range(10):
+            stream = await engine.add_request("again", "a" * (count + 1), long)
+            await anext(stream)
+            # The core computes while this loop does not read: its outputs are under way.
+            time.sleep(0.02)
+            await engine.abort("again")
+            assert (await last_of(engine, "b", short, "again")).outputs[0].token_ids == expected
+        assert await is_empty(engine)
+
+    with running(folder) as engine:
+        asyncio.run(run(engine))
+
+
 def test_a_killed_core_ends_every_stream_with_one_clear_error(folder):
     async def run(engine):
         # While it lives, every step is heard of, whatever came of it: a long prompt is no hang.

@@ -71,6 +71,9 @@ class CoreClient:
         self._cause: str | None = None
         self._hangs = False
         self.num_messages = 0  # received; the core sends one after every step
+        self._num_aborts = 0  # messages
+        # Which of them named a request last, until the core has read it: outputs on the way are of a dropped request.
+        self._aborted: dict[str, int] = {}
         self.dead_error: EngineDeadError | None = None
         self._process = core.process
         self._finalizer = weakref.finalize(self, _close, core, self._folder)
@@ -87,6 +90,8 @@ class CoreClient:
         self._send(core_start.ADD, encode_request(request))
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
+        self._num_aborts += 1
+        self._aborted.update(dict.fromkeys(request_ids, self._num_aborts))
         self._send(core_start.ABORT, msgspec.msgpack.encode(list(request_ids)))
 
     async def call(self, method: str, *arguments: Any) -> Any:
@@ -185,7 +190,11 @@ class CoreClient:
         frames = [frame.buffer for frame in message]
         kind = bytes(frames[0])
         if kind == core_start.OUTPUTS:
-            handle(*decode_outputs(frames[1:]))
+            outputs, (num_aborts, stats) = decode_outputs(frames[1:])
+            if self._aborted:
+                self._aborted = {name: number for name, number in self._aborted.items() if number > num_aborts}
+                outputs = [output for output in outputs if output.request_id not in self._aborted]
+            handle(outputs, stats)
         elif kind == core_start.REPLY:
             number, succeeded, result = msgspec.msgpack.decode(frames[1])
             future = self._calls.get(number)

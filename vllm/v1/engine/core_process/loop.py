@@ -79,6 +79,7 @@ class CoreProcess:
         self._config = start.config
         self._core: EngineCore
         self._num_failed_steps = 0
+        self._num_aborts = 0  # messages read
 
     def run(self) -> int:
         """Serve until told to stop; the process's exit status."""
@@ -136,6 +137,7 @@ class CoreProcess:
                     logger.exception("a request cannot be queued; it ends")
                 self._send_outputs([EngineCoreOutput(request.request_id, [], finish_reason="error", error=str(error))])
         elif kind == ABORT:
+            self._num_aborts += 1
             self._core.abort_requests(msgspec.msgpack.decode(frames[0]))
             if not self._core.has_work():
                 # No step follows that would send the counts.
@@ -167,8 +169,9 @@ class CoreProcess:
         self._send_outputs(outputs)
 
     def _send_outputs(self, outputs: list[EngineCoreOutput]) -> None:
+        extra = self._num_aborts, self._core.stats()
         # Without copying: a step's arrays do not change after the step.
-        self._output.send_multipart([OUTPUTS, *encode_outputs(outputs, self._core.stats())], copy=False)
+        self._output.send_multipart([OUTPUTS, *encode_outputs(outputs, extra)], copy=False)
 
     def _send(self, kind: bytes, *frames: bytes) -> None:
         self._output.send_multipart([kind, *frames])

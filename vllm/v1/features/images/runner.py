@@ -281,17 +281,20 @@ class EncodedPictures:
         missing = list({each.digest: each for each in pictures if each.digest not in self._rows}.values())
         unsound: dict[str, Tensor] = {}
         self.why_unsound.clear()
-        for numbers in tower.runs([each.values for each in missing]):
-            run = [missing[number] for number in numbers]
+        runs = [[missing[number] for number in numbers] for numbers in tower.runs([each.values for each in missing])]
+        while runs:
+            run = runs.pop()
             counts, kept = [len(each.rows) for each in run], self._rows
             try:
                 rows = self._encoded(run, tower)
             except Exception as error:
                 # transformers' code may fail on a picture in any way, which would end all requests of the step.
+                if len(run) > 1:
+                    runs += [[each] for each in run]  # one of them may be at fault alone
+                    continue
                 logger.exception("pictures cannot be encoded: their requests end, as their logits are not finite")
                 rows, kept = tower.unsound_rows(sum(counts), self._width), unsound
-                why = f"a picture cannot be encoded: {type(error).__name__}: {error}"
-                self.why_unsound.update((each.digest, why) for each in run)
+                self.why_unsound[run[0].digest] = f"a picture cannot be encoded: {type(error).__name__}: {error}"
             for each, own in zip(run, rows.split(counts), strict=True):
                 # Otherwise dropping one picture would free nothing.
                 kept[each.digest] = own if len(run) == 1 else own.clone()
