@@ -83,6 +83,7 @@ def generate(llm: LLM, prompts: list[Any], params: Any = None) -> list[Any]:
 def check(tiny: Tiny, prompt: dict[str, Any], output: Any, is_greedy: bool = True) -> None:
     """Every position's readings, ranks and greedy tokens."""
     (completion,) = output.outputs
+    assert completion.finish_reason != "error", completion.error  # which has no readings
     ids, tokens = list(output.prompt_token_ids), list(completion.token_ids)
     want_ids, values = tiny.reference.processed(prompt["prompt"], prompt["multi_modal_data"]["image"])
     assert ids == want_ids
