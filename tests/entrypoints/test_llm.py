@@ -36,6 +36,20 @@ def ids_of(outputs) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
+def test_calls_of_several_threads_take_turns(llm):
+    prompts = [["a" * length] * length for length in range(1, 7)]
+    alone = [ids_of(llm.generate(each, GREEDY, use_tqdm=False)) for each in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        together = list(pool.map(lambda each: ids_of(llm.generate(each, GREEDY, use_tqdm=False)), prompts))
+    assert together == alone and is_empty(llm)
+
+
+def test_what_was_enqueued_outlasts_another_call(llm):
+    llm.enqueue(["a", "b"], GREEDY)
+    expected = ids_of(llm.generate(["a", "b", "c"], GREEDY, use_tqdm=False))[:2]
+    assert ids_of(llm.wait_for_completion(use_tqdm=False)) == expected and is_empty(llm)
+
+
 class TestPrompts:
     def test_every_kind_in_one_call(self, llm):
         ids = llm.llm_engine.tokenizer.encode("the cat")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +65,34 @@ def test_pages_that_are_read_later_stay_as_long_as_their_tensor(
     held.clear()
     assert resident_kib(path) <= 1024
     assert all(tensor.eq(index).all() for index, tensor in enumerate(others))
+
+
+@needs_proc
+def test_tensors_may_be_freed_while_others_are_passed(tmp_path: Path) -> None:
+    """As by a thread that packs: here a collection, which any new object can begin, frees some."""
+    path = tmp_path / "model.safetensors"
+    save_file({f"{index:03}": torch.full((1 << 12,), index, dtype=torch.int32) for index in range(200)}, path)
+    held: list[torch.Tensor] = []
+    thresholds = gc.get_threshold()
+
+    def let_go(*_: Any) -> None:
+        if held:
+            held.pop()
+
+    try:
+        for name, tensor in iterate_tensors([path]):
+            if int(name) < 150:
+                held.append(tensor[:])
+                read_later(held[-1])
+            elif int(name) == 150:
+                # Tuples that were freed are used again without a collection.
+                gc.collect()
+                gc.callbacks.append(let_go)
+                gc.set_threshold(1)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(let_go)
+    assert len(held) < 150
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ class AsyncLLM(EngineCalls):
             yield stream
         finally:
             if not stream.is_finished:
-                await asyncio.shield(self.abort(request_id))
+                await asyncio.shield(self.abort(request_id, with_output=False))
 
     async def add_request(
         self,
@@ -399,18 +399,17 @@ class AsyncLLM(EngineCalls):
             ]
             outputs = [await _last(stream) for stream in streams]
         except BaseException:
-            await asyncio.shield(self.abort(names))
+            await asyncio.shield(self.abort(names, with_output=False))
             raise
         finished = [output for output in outputs if output is not None and output.finished]
+        finished = [output for output in finished if output.outputs[0].finish_reason != "abort"]
         if len(finished) < len(outputs):
             raise GenerationError(f"request {request_id!r} was aborted")
         return plan.decision(finished)
 
-    async def abort(
-        self, request_id: str | Iterable[str], internal: bool = False, *, with_output: bool = False
-    ) -> None:
-        """Drop requests; unknown ids are ignored. Their streams end without a finished output, or, `with_output`, by
-        one that holds what there is and has "abort" as finish reason. `internal` changes nothing."""
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False, *, with_output: bool = True) -> None:
+        """Drop requests; unknown ids are ignored. The stream of one that generates ends by a finished output of
+        what there is, whose finish reason is "abort"; without `with_output`, by none. `internal` changes nothing."""
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
         for replica in self.replicas:
             replica.abort(request_ids, with_output)
@@ -517,7 +516,7 @@ class AsyncLLM(EngineCalls):
         if mode == "keep":
             await self._call("pause")
         elif mode == "abort":
-            await self.abort(self.unfinished_request_ids, with_output=True)
+            await self.abort(self.unfinished_request_ids)
         while mode == "wait" and self.num_unfinished_requests:
             self._check_alive()
             await asyncio.sleep(_PAUSE_POLL_SECONDS)

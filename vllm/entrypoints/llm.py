@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import wraps
@@ -91,6 +92,8 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
         self.model_config = self.llm_engine.model_config
         self.request_counter = itertools.count()
         self._enqueued: list[str] = []
+        self._enqueued_outputs: dict[str, RequestOutput] = {}  # finished while another call ran the engine
+        self._turn = threading.RLock()  # calls of several threads take turns
 
     @property
     def engine_calls(self) -> EngineCalls:
@@ -185,8 +188,9 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
             raise VLLMValidationError("use_beam_search needs LLM.generate or LLM.beam_search", "use_beam_search", True)
         processed = self.llm_engine.with_adapters(processed, adapters)
         request_ids = [str(next(self.request_counter)) for _ in processed]
-        self.llm_engine.add_processed(request_ids, processed, checked, priorities=priorities)
-        self._enqueued += request_ids
+        with self._turn:
+            self.llm_engine.add_processed(request_ids, processed, checked, priorities=priorities)
+            self._enqueued += request_ids
         return request_ids
 
     def wait_for_completion(
@@ -195,8 +199,8 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
         """The results of all that was enqueued, in that order. `output_type`: RequestOutput, the only one there is.
         RuntimeError: the engine sleeps; what was enqueued stays."""
         self.llm_engine.engine_core.check_awake()
-        request_ids, self._enqueued = self._enqueued, []
-        with InterruptsBetweenSteps() as interrupts:
+        with self._turn, InterruptsBetweenSteps() as interrupts:
+            request_ids, self._enqueued = self._enqueued, []
             return self._run(request_ids, use_tqdm, interrupts, self.llm_engine.step)
 
     def beam_search(
@@ -253,7 +257,8 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
         if not any(params.use_beam_search for params in checked):
             return self._complete(processed, checked, priorities, use_tqdm)
         request_ids = [str(next(self.request_counter)) for _ in processed]
-        with InterruptsBetweenSteps() as interrupts, BeamSearches(self.llm_engine, beam_logprobs) as searches:
+        beams = BeamSearches(self.llm_engine, beam_logprobs)
+        with self._turn, InterruptsBetweenSteps() as interrupts, beams as searches:
             searches.add_processed(request_ids, processed, checked, priorities)
             return self._run(request_ids, use_tqdm, interrupts, searches.step)
 
@@ -280,7 +285,7 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
         use_tqdm: bool | Callable[..., Any],
     ) -> list[Any]:
         request_ids = [str(next(self.request_counter)) for _ in processed]
-        with InterruptsBetweenSteps() as interrupts:
+        with self._turn, InterruptsBetweenSteps() as interrupts:
             self.llm_engine.add_processed(request_ids, processed, checked, priorities=priorities)
             return self._run(request_ids, use_tqdm, interrupts, self.llm_engine.step)
 
@@ -538,16 +543,21 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
         interrupts: InterruptsBetweenSteps,
         step: Callable[[], list[RequestOutput]],
     ) -> list[RequestOutput]:
-        finished: dict[str, RequestOutput] = {}
-        own = set(request_ids)  # the engine may hold requests of others, too
+        own, enqueued = set(request_ids), set(self._enqueued)  # the engine may hold requests of others, too
+        done = self._enqueued_outputs
+        finished = {each: done.pop(each) for each in request_ids if each in done}
         bar = None
         try:
             bar = _progress_bar(use_tqdm, len(request_ids))
+            if bar is not None and finished:
+                bar.update(len(finished))
             while len(finished) < len(own):
                 if not self.llm_engine.has_unfinished_requests():
                     raise RuntimeError("the engine lost requests: " + ", ".join(own - set(finished)))
                 for output in step():
                     if output.request_id not in own:
+                        if output.request_id in enqueued:
+                            done[output.request_id] = output
                         continue
                     finished[output.request_id] = output
                     if bar is not None:

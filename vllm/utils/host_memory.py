@@ -179,7 +179,7 @@ class PassedPages:
         pages = _pages_within(address, address + num_bytes)
         if not pages or not self._has(pages):
             return
-        if any(first < pages.stop and pages.start < end for first, end in list(self._held.items())):
+        if any(first < pages.stop and pages.start < end for first, end in self._held.copy().items()):
             return
         before, now = self._passed
         now.append(pages)

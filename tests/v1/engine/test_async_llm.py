@@ -167,6 +167,10 @@ def test_streams_add_up_and_leaving_one_aborts_its_request(folder):
             await task
         stream = await engine.add_request("aborted", "a", SamplingParams(max_tokens=100, ignore_eos=True, n=2))
         await engine.abort(["aborted", "nobody"])
+        (output,) = [output async for output in stream]
+        assert output.finished and [each.finish_reason for each in output.outputs] == ["abort"] * 2
+        stream = await engine.add_request("dropped", "a", SamplingParams(max_tokens=100, ignore_eos=True))
+        await engine.abort("dropped", with_output=False)
         assert [output async for output in stream] == []
         assert await is_empty(engine)
         assert await engine.reset_prefix_cache()

@@ -136,7 +136,7 @@ class Submission:
 
     async def abort(self) -> None:
         """Abort unfinished requests."""
-        await self._engine.abort([stream.request_id for stream in self._streams])
+        await self._engine.abort([stream.request_id for stream in self._streams], with_output=False)
 
     @staticmethod
     async def cut_short(state: ServerState, request_ids: Collection[str]) -> None:
@@ -144,7 +144,7 @@ class Submission:
         Other ids are ignored."""
         for each in tuple(_submissions):
             if each._engine is state.engine and each.request_id in request_ids:
-                await each._engine.abort([stream.request_id for stream in each._streams], with_output=True)
+                await each._engine.abort([stream.request_id for stream in each._streams])
 
     async def _last(self, stream: RequestStream) -> RequestOutput:
         last = None
