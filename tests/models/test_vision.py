@@ -572,11 +572,14 @@ def test_modes_and_arrays(llava: Tiny, mode: str) -> None:
 
 
 def test_palettes_tell_pictures_apart(llava: Tiny, limited: LLM) -> None:
-    first = draw(40, 30, 4).convert("P")
+    first = draw(40, 30, 4).quantize(8)
     second = first.copy()
     second.putpalette((first.getpalette() or [])[::-1])
-    outputs = generate(limited, [llava.prompt("{}", each) for each in (first, second)])
-    for picture, output in zip((first, second), outputs, strict=True):
+    third = first.copy()
+    third.putpalette(first.getpalette() or [], "RGBA")
+    pictures = (first, second, third)
+    outputs = generate(limited, [llava.prompt("{}", each) for each in pictures])
+    for picture, output in zip(pictures, outputs, strict=True):
         check(llava, llava.prompt("{}", picture.convert("RGB")), output)
 
 

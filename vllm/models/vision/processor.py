@@ -127,7 +127,7 @@ class _KeptPictures:
                 pixels = medium.tobytes()  # loads the picture; those of a palette are numbers of its colours
             except (OSError, ValueError) as error:
                 raise VLLMValidationError(f"{DATA}: the picture cannot be read: {error}", DATA) from error
-            colours = medium.getpalette(None), medium.info.get("transparency")
+            colours = medium.getpalette("RGBA"), medium.info.get("transparency")
             content.update(f"{medium.mode} {medium.size} {colours}".encode() + pixels)
         digest = content.hexdigest()
         with self._lock:
