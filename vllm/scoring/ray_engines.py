@@ -138,7 +138,7 @@ class RayEngines:
         for count in range(_BATCHES_EACH):
             for engine in self._engines:
                 # A result that was on its way is lost with the engine, too: only alone is a batch known to be at fault.
-                if count and (self._again or engine.batches and engine.batches[0][0] in self._lost):
+                if count and (self._again or (engine.batches and engine.batches[0][0] in self._lost)):
                     continue
                 if engine.is_loaded and len(engine.batches) == count and (batch := self._next(batches)):
                     engine.batches.append(batch)
