@@ -17,7 +17,7 @@ def two_threads():
 
 
 def in_fork(function):
-    """What `function` returns in a fork of this process, a small number."""
+    """The small number that `function` returns in a fork of this process."""
     if not (pid := os.fork()):
         code = 255
         try:
