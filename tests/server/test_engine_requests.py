@@ -27,7 +27,7 @@ class Engine:
         self.streams.append(RequestStream(request_id, True, changed))
         return self.streams[-1]
 
-    async def abort(self, request_ids) -> None:
+    async def abort(self, request_ids, with_output=True) -> None:
         self.aborted += request_ids
 
 

@@ -95,6 +95,7 @@ class RayEngines:
         self._again: deque[Batch] = deque()
         self._is_exhausted = False
         self._losses: Counter[int] = Counter()
+        self._lost: set[int] = set()  # parts that a lost engine had
         self._failed_loads = 0
         self._placed_at = self._answered_at = time.monotonic()
         self._closing = threading.Event()
@@ -136,6 +137,9 @@ class RayEngines:
         """Give the engines what they have room for; whether a batch is left that has no result."""
         for count in range(_BATCHES_EACH):
             for engine in self._engines:
+                # A result that was on its way is lost with the engine, too: only alone is a batch known to be at fault.
+                if count and (self._again or (engine.batches and engine.batches[0][0] in self._lost)):
+                    continue
                 if engine.is_loaded and len(engine.batches) == count and (batch := self._next(batches)):
                     engine.batches.append(batch)
                     self._calls[engine.actor.score.remote(*batch)] = (engine, batch)
@@ -172,6 +176,7 @@ class RayEngines:
         call_within(_KILL_SECONDS, _kill_all, [engine])
         if engine.batches:
             # The others have waited behind it.
+            self._lost.update(each for each, _ in engine.batches)
             part = engine.batches[0][0]
             self._losses[part] += 1
             if (losses := self._losses[part]) > MAX_LOSSES:

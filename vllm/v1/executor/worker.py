@@ -31,6 +31,7 @@ from vllm.logger import init_logger, timed
 from vllm.lora.request import LoRARequest
 from vllm.ops.gpu_kernels import compiles_while_running
 from vllm.quantization.settings import find_settings
+from vllm.utils.forked_threads import check_threads
 from vllm.utils.host_memory import available_bytes, return_freed_memory
 from vllm.utils.plugins import load_general_plugins
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -66,6 +67,7 @@ class Worker:
         stage: Stage = WHOLE,
         num_here: int | None = None,
     ) -> None:
+        check_threads()
         config = self.config = self.vllm_config = vllm_config
         # Extensions of callers read these.
         self.model_config, self.parallel_config = config.model_config, config.parallel_config
@@ -208,10 +210,11 @@ class Worker:
         self.model_runner.initialize_kv_cache(self._cache_sizes)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        return self.model_runner.execute_model(scheduler_output).result()
+        return self.begin_step(scheduler_output).result()
 
     def begin_step(self, scheduler_output: SchedulerOutput) -> PendingStep:
-        """Dispatch a step; its results may still be on the device."""
+        """Dispatch a step; its results may still be on the device. Errors as `check_threads`."""
+        check_threads()
         return self.model_runner.execute_model(scheduler_output)
 
     def begin_kept_step(self, scheduler_output: SchedulerOutput) -> None:
