@@ -214,12 +214,8 @@ def test_a_response_follows_a_call(server):
 def test_budgets_of_thinking_hold_where_nothing_is_thought(server):
     server.state.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     try:
-        body = {
-            **BODIES[MESSAGES],
-            "tools": [],
-            "max_tokens": 2,
-            "thinking": {"type": "enabled", "budget_tokens": 1024},
-        }
-        assert server.post(MESSAGES, **body)["content"][0]["type"] == "text"
+        thinking = {"type": "enabled", "budget_tokens": 1024}
+        body = forced(MESSAGES, "Yes", tools=[], max_tokens=5, thinking=thinking)
+        assert server.post(MESSAGES, **body)["content"] == [{"type": "text", "text": "Yes"}]
     finally:
         server.state.chat_template = TEMPLATE

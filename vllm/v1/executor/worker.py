@@ -210,7 +210,8 @@ class Worker:
         self.model_runner.initialize_kv_cache(self._cache_sizes)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        return self.begin_step(scheduler_output).result()
+        check_threads()
+        return self.model_runner.execute_model(scheduler_output).result()
 
     def begin_step(self, scheduler_output: SchedulerOutput) -> PendingStep:
         """Dispatch a step; its results may still be on the device. Errors as `check_threads`."""
