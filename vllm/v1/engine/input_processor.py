@@ -115,7 +115,7 @@ class InputProcessor:
         config = self.model_config
         return PictureLoader(config.media_access, most["image"], most["video"], config.film_frames)
 
-    @property
+    @cached_property
     def read_media(self) -> ReadMedia:
         """The media that texts of prompts may have beside words."""
         why_not = self.model_config.why_no_images
@@ -340,7 +340,7 @@ class InputProcessor:
         if salt is not None and not isinstance(salt, str):
             raise wrong_type("cache_salt", salt, "a string")
         config = self.model_config
-        images = given_images(prompt, config.max_media, config.why_no_images, config.enable_mm_embeds)
+        images = given_images(prompt, config.max_media, self.read_media.why_not, config.enable_mm_embeds)
         if prompt.get("prompt_embeds") is not None:
             if images is not None:
                 raise VLLMValidationError(f"prompt_embeds and {DATA} cannot be one prompt's: pass one of them", DATA)

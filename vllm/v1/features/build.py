@@ -96,7 +96,7 @@ def runner_guests(runner: Any) -> Sequence[RunnerGuest]:
 
         guests.append(States(runner))
     if config.speculative_config is not None and stage.is_last:
-        from vllm.v1.features.drafts.make_drafter import make_speculator
+        from vllm.v1.features.drafts.runner import make_speculator
 
         guests.append(make_speculator(runner))
     if config.lora_config is not None:
