@@ -20,8 +20,7 @@ from vllm.v1.worker.gpu.replay.decode_graphs import DecodeGraphs, GreedyGraphs, 
 from vllm.v1.worker.gpu.replay.deferred_steps import DeferredSteps
 from vllm.v1.worker.gpu.replay.interface import Replay
 from vllm.v1.worker.gpu.replay.piecewise_graphs import PiecewiseGraphs
-from vllm.v1.worker.gpu.replay.recorded_decode import RecordedDecode, keeps_streams
-from vllm.v1.worker.gpu.replay.recorded_greedy import RecordedGreedy
+from vllm.v1.worker.gpu.replay.recorded_decode import RecordedDecode, RecordedGreedy, keeps_streams
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 
 
