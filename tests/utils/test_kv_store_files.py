@@ -112,9 +112,9 @@ def test_pieces_are_read_at_once_and_found_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks_module, "_READ_BYTES", SIZE)
     read, both = blocks_module.read_blocks, threading.Barrier(2, timeout=20)
 
-    def read_together(places, file):
+    def read_together(*args):
         both.wait()
-        return read(places, file)
+        return read(*args)
 
     monkeypatch.setattr(blocks_module, "read_blocks", read_together)
     store = make(tmp_path)
@@ -245,14 +245,15 @@ def test_a_full_disk_is_no_error_and_what_was_written_stays(tmp_path, monkeypatc
     store.flush()
     real, room = os.pwrite, [3000]
 
-    def full(file, data, start):
+    def full(file, buffers, start):
         if not room[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
-        count, room[0] = min(len(data), room[0]), max(room[0] - len(data), 0)
-        return real(file, data[:count], start)
+        data = buffers[0][: room[0]]
+        room[0] -= len(data)
+        return real(file, data, start)
 
     with monkeypatch.context() as patch:
-        patch.setattr(segment_module.os, "pwrite", full)
+        patch.setattr(segment_module.os, "pwritev", full)
         store.write(key(1), block(1))
         store.flush()
         assert not store.will_have(key(1)) and not store.write(key(2), block(2))
