@@ -20,7 +20,7 @@ from vllm.utils.kv_store import folder as folder_module
 from vllm.utils.kv_store import segment as segment_module
 from vllm.utils.kv_store.blocks import BlockStore
 from vllm.utils.kv_store.folder import StoreFolder
-from vllm.utils.kv_store.segment import ENTRY_BYTES, checksum
+from vllm.utils.kv_store.segment import ENTRY_BYTES, checksums
 
 SIZE = 5000  # no multiple of a sector
 
@@ -165,7 +165,8 @@ def test_sectors_that_changed_places_are_seen():
     data = block(1, 8192)
     swapped = data.copy()
     swapped[:512], swapped[512:1024] = data[512:1024], data[:512]
-    assert len({checksum(data), checksum(swapped), checksum(data[:-1]), checksum(np.zeros(8192, np.uint8))}) == 4
+    others = swapped, data[:-1], np.zeros(8192, np.uint8)
+    assert len({checksums(each, 1)[0] for each in (data, *others)}) == 4
 
 
 @pytest.mark.parametrize("cut", [1, ENTRY_BYTES, ENTRY_BYTES + 1])
@@ -245,15 +246,14 @@ def test_a_full_disk_is_no_error_and_what_was_written_stays(tmp_path, monkeypatc
     store.flush()
     real, room = os.pwrite, [3000]
 
-    def full(file, buffers, start):
+    def full(file, data, start):
         if not room[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
-        data = buffers[0][: room[0]]
-        room[0] -= len(data)
-        return real(file, data, start)
+        count, room[0] = min(len(data), room[0]), max(room[0] - len(data), 0)
+        return real(file, data[:count], start)
 
     with monkeypatch.context() as patch:
-        patch.setattr(segment_module.os, "pwritev", full)
+        patch.setattr(segment_module.os, "pwrite", full)
         store.write(key(1), block(1))
         store.flush()
         assert not store.will_have(key(1)) and not store.write(key(2), block(2))

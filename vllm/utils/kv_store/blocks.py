@@ -32,7 +32,7 @@ logger = init_logger(__name__)
 
 MOST_UNWRITTEN_BYTES = 256 * 2**20
 """The most that waits to be written: blocks beyond it are not kept."""
-# The most that is written at once: the system's copy is faster then.
+# The most that the index gets at once: until then others do not find it, and its memory is not free.
 _WRITE_BYTES, _MOST_AT_ONCE = 32 * 2**20, 512
 # After an error nothing is written for so long.
 _REST_SECONDS = 60.0

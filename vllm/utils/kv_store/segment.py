@@ -30,8 +30,8 @@ _ENTRY = struct.Struct("<B31sQQQ")  # size of the key, key, start, size, checksu
 _SEAL = struct.Struct("<II")  # CRC-32 of the entry, nothing
 ENTRY_BYTES = _ENTRY.size + _SEAL.size
 _WORDS = 64  # 512 bytes, a sector
-# As many buffers go in one call, and so much is read before it is summed: it is in the core's own cache then.
-_MOST_BUFFERS, _PIECE_BYTES = 512, 2**20
+# So much is read before it is summed: it is in the core's own cache then.
+_PIECE_BYTES = 2**20
 
 Checksums = Callable[[Bytes, int], list[int]]
 """`checksums`, or what computes the same."""
@@ -58,14 +58,9 @@ class NewBlock(NamedTuple):
     checksum: int
 
 
-def checksum(data: Bytes) -> int:
-    """64 bits of uint8 [N]: sums of sectors, each times an odd number of its own. A flipped bit changes it, and so do
-    sectors that are missing or elsewhere; it is no defence against intent."""
-    return checksums(data, 1)[0]
-
-
 def checksums(data: Bytes, count: int) -> list[int]:
-    """The same of `count` equal parts of uint8 [N]. Calls are few, as after each the thread may wait for others."""
+    """64 bits of each of `count` equal parts of uint8 [N]: sums of sectors, each times an odd number of its own. A
+    flipped bit changes it, and so do sectors that are missing or elsewhere; it is no defence against intent."""
     parts = data.reshape(count, -1)
     size = parts.shape[1]
     whole = size // (8 * _WORDS) * (8 * _WORDS)
@@ -172,7 +167,7 @@ class SegmentWriter:
             self._files.append(_create(self.blocks))
             text = json.dumps(about, separators=(",", ":")).encode()
             head = _HEAD.pack(_MAGIC, capacity, len(text), zlib.crc32(text)) + text
-            _write(self._files[0], [memoryview(head)], 0)
+            _write(self._files[0], head, 0)
             self._index_at = len(head)
         except BaseException:
             self.close()
@@ -190,11 +185,14 @@ class SegmentWriter:
         """Write blocks. OSError: there is no room; then none is added."""
         start, entries = self._at, b""
         for key, data, total in blocks:
-            size = 0 if data is None else data.nbytes
-            entries += _entry(key, start if size else 0, size, total)
-            start += size
-        _write(self._files[1], [each.data.data for each in blocks if each.data is not None], self._at)
-        _write(self._files[0], [memoryview(entries)], self._index_at)
+            if data is None:
+                entries += _entry(key, 0, 0, 0)
+                continue
+            # One by one: for larger writes the system takes larger pages, which a virtual machine's host has to find.
+            _write(self._files[1], data.data, start)
+            entries += _entry(key, start, data.nbytes, total)
+            start += data.nbytes
+        _write(self._files[0], entries, self._index_at)
         self._at, self._index_at = start, self._index_at + len(entries)
 
     def close(self) -> None:
@@ -215,14 +213,7 @@ def _entry(key: bytes, start: int, size: int, total: int) -> bytes:
     return entry + _SEAL.pack(zlib.crc32(entry), 0)
 
 
-def _write(file: int, buffers: list[memoryview], start: int) -> None:
-    """Write buffers one after the other."""
-    first = 0
-    while first < len(buffers):
-        done = os.pwritev(file, buffers[first : first + _MOST_BUFFERS], start)
-        start += done
-        while first < len(buffers) and done >= len(buffers[first]):
-            done -= len(buffers[first])
-            first += 1
-        if done:
-            buffers[first] = buffers[first][done:]
+def _write(file: int, data: bytes | memoryview, start: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(file, data[done:], start + done)
