@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
-
-from prometheus_client.metrics_core import Metric as Family
 
 from vllm.config import VllmConfig
 from vllm.config.usage import UsageContext
@@ -28,15 +26,13 @@ from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.pooling_output_processor import PoolingOutputProcessor
 from vllm.v1.executor.select import Executor
-from vllm.v1.metrics.core_metrics import adapter_info, add, cache_info, core_metrics, sleep_state
-from vllm.v1.metrics.engine_metrics import EngineMetrics
-from vllm.v1.metrics.reader import Metric, snapshot
+from vllm.v1.metrics.reader import Metric
 
 if TYPE_CHECKING:
     from torch import nn
 
     from vllm.tokenizers.tokenizer import Tokenizer
-    from vllm.v1.engine.llm_engine import OfflineMetrics
+    from vllm.v1.engine.offline_metrics import OfflineMetrics
     from vllm.v1.metrics.loggers import StatLoggers
 
 
@@ -99,7 +95,7 @@ class LLMEngine(BlockingCalls):
         self.stat_loggers: StatLoggers | None = None
         is_pooling = self.model_config.runner_type == "pooling"
         if stat_loggers or (log_stats and not is_pooling):
-            from vllm.v1.engine.llm_engine import OfflineMetrics
+            from vllm.v1.engine.offline_metrics import OfflineMetrics
 
             self._metrics = OfflineMetrics(self.vllm_config)
         counts = None if self._metrics is None else self._metrics.counts
@@ -344,30 +340,3 @@ def check_executor_class(config: VllmConfig, executor_class: Any) -> None:
 
 def _call_with_model(func: Callable[[nn.Module], Any], worker: Any) -> Any:
     return func(worker.get_model())
-
-
-@dataclass
-class _State:
-    stats: Mapping[str, Any]
-    num_unfinished_sequences: int
-    is_dead: bool = False
-
-
-class OfflineMetrics:
-    """`counts` is what the output processor fills."""
-
-    def __init__(self, config: VllmConfig) -> None:
-        self.counts = EngineMetrics(config.model_config.max_model_len)
-        self._config = config
-        names = config.model_config.served_model_name
-        self._labels = {"model_name": names[0] if names else config.model_config.model, "engine": "0"}
-
-    def collect(self, core: Any, num_unfinished_sequences: int) -> list[Metric]:
-        """The metrics of the counts and of the core, labelled with the model's name."""
-        families: dict[str, Family] = {}
-        add(families, [cache_info(core.executor.num_blocks, self._config.cache_config)], {"engine": "0"})
-        add(families, adapter_info(self._config.lora_config, core.stats()), {"engine": "0"})
-        add(families, core_metrics(_State(core.stats(), num_unfinished_sequences)), self._labels)
-        add(families, [sleep_state(core.sleep_level())], self._labels)
-        add(families, self.counts.registry.collect(), self._labels)
-        return snapshot(families.values())
