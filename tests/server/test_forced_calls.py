@@ -10,8 +10,6 @@ from asgi import AppThread, Serve
 
 from vllm.answers.answer import AnswerFormat
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 CITY = {
     "type": "object",
     "properties": {"a_city_of_the_world": {"enum": ["Oslo in Norway", "Rome in Italy"]}},

@@ -309,7 +309,7 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
 
         Args:
             messages: a list of dicts with `role` and `content`, or a list of such lists; see `render_conversations` of
-                vllm/answers/prompts/templates.py for these and the template's arguments.
+                vllm/answers/prompts/writer.py for these and the template's arguments.
             chat_template_content_format: "auto", "string" or "openai", as `content_format` there.
             sampling_params, use_tqdm, lora_request, priority, mm_processor_kwargs: as in `generate`.
             tokenization_kwargs: as in `generate`; but add_special_tokens is False if left out: templates write them.
