@@ -160,6 +160,7 @@ class Gemm {
   using Row = typename Product::Row;
   static constexpr int kMaxRows = Product::kMaxRows;
   static constexpr int kFew = Product::panels_at_once(kMaxRows);
+  static constexpr int kLeastRows = TakesAnyHeight<Product> ? 16 : 1;
 
   static int64_t num_panels(const LinearArgs& a) { return (a.columns + kPanel - 1) / kPanel; }
 
@@ -180,6 +181,12 @@ class Gemm {
   static int64_t rows_of_block(const LinearArgs& a, int64_t bytes) {
     const int64_t most = bytes / (Product::packed_row(a) * static_cast<int64_t>(sizeof(Element)));
     return most / kMaxRows > 1 ? most / kMaxRows * kMaxRows : kMaxRows;
+  }
+
+  // Where part `part` of `parts` of all rows begins: matrix tiles take as long for a few rows as for 16.
+  static int64_t first_row(const LinearArgs& a, int64_t part, int64_t parts) {
+    const int64_t row = a.rows * part / parts;
+    return TakesAnyHeight<Product> ? least((row + kLeastRows - 1) / kLeastRows * kLeastRows, a.rows) : row;
   }
 
   // `rows`: of the highest tile.
@@ -349,11 +356,11 @@ class Gemm {
     const Packer packer(a);
 #pragma omp parallel
     {
-      Scratch<Element> packed((a.rows / blocks + 1) * Product::packed_row(a));
+      Scratch<Element> packed((a.rows / blocks + kLeastRows) * Product::packed_row(a));
       const ThreadArgs<Product> own(a);
       int64_t turn = 0;
       for (int64_t part = shares.claim(&turn); part < blocks; part = shares.claim(&turn)) {
-        multiply_rows(own.args, a.rows * part / blocks, a.rows * (part + 1) / blocks, packer, packed.get());
+        multiply_rows(own.args, first_row(a, part, blocks), first_row(a, part + 1, blocks), packer, packed.get());
       }
     }
   }
