@@ -18,41 +18,8 @@ namespace VLLM_ISA {
 // Head_dim as left tiles have it.
 inline int64_t tile_inner(int64_t dim) { return (dim + kTileInner - 1) / kTileInner * kTileInner; }
 
-// scores[N tiles of 16 tokens] = q k, of as many rows as the tiles have.
-template <int N>
-inline void score_tiles(const uint32_t* keys, const BF16* q, int64_t inner, float* scores) {
-  unroll<N>([&](auto n) VLLM_INLINE { zero_tile<n>(); });
-  for (int64_t d = 0; d < inner; d += kTileInner) {
-    load_tile<4>(q + d, inner * sizeof(BF16));
-    unroll<N>([&](auto n) VLLM_INLINE {
-      load_tile<6 + n % 2>(keys + d / 2 * kChunk + n * kTileRows, kChunk * sizeof(float));
-      add_bf16_products<n, 4, 6 + n % 2>();
-    });
-  }
-  unroll<N>([&](auto n) VLLM_INLINE { store_tile<n>(scores + n * kTileRows, kChunk * sizeof(float)); });
-}
-
-// out[N tiles of 16 dimensions] += weights values, of the tokens from `from` on; `fresh`: there is nothing in `out` yet.
-template <int N>
-inline void add_value_tiles(const uint32_t* values, const float* weights, float* out, int64_t dim, int from, int tokens,
-                            bool fresh) {
-  const int64_t row = dim * sizeof(float);
-  unroll<N>([&](auto n) VLLM_INLINE {
-    if (fresh) {
-      zero_tile<n>();
-    } else {
-      load_tile<n>(out + n * kTileRows, row);
-    }
-  });
-  for (int t = from / kTileInner * kTileInner; t < tokens; t += kTileInner) {
-    load_tile<4>(weights + t / 2, kChunk * sizeof(float));
-    unroll<N>([&](auto n) VLLM_INLINE {
-      load_tile<6 + n % 2>(values + t / 2 * dim + n * kTileRows, row);
-      add_bf16_products<n, 4, 6 + n % 2>();
-    });
-  }
-  unroll<N>([&](auto n) VLLM_INLINE { store_tile<n>(out + n * kTileRows, row); });
-}
+// Rows whose weights are computed side by side.
+constexpr int kAbreast = 4;
 
 // In its life numbers below the smallest normal one count as zero, as they do to matrix tiles.
 class Flushing {
@@ -146,25 +113,71 @@ template <int R>
   if (d < dim) add_few<R, 1>(chunk, weights, out, dim, d, from, tokens, seen, count, fresh);
 }
 
-// Turns rows' scores [rows][kChunk] into words of weights, as soften_pairs does; the other arguments are those of
-// AttentionTiles::attend.
+// Adds weights to R rows' sums by lane, as add_values of AttentionTiles does.
+template <int R>
+inline void add_few_sums(const float* weights, float* sums, int from, int tokens, bool fresh) {
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  for (int r = 0; r < R; ++r) {
+    Vec total = fresh ? zero() : load(sums + r * kLanes);
+    for (int t = from / kTileInner * kTileInner; t < tokens; t += kTileInner) {
+      const __m512i words = _mm512_loadu_si512(weights + r * kChunk + t / 2);
+      const Vec even{_mm512_castsi512_ps(_mm512_slli_epi32(words, 16))}, odd{_mm512_castsi512_ps(_mm512_and_si512(words, high))};
+      total = total + (even + odd);
+    }
+    store(sums + r * kLanes, total);
+  }
+}
+
+// 2^x with a relative error of 8e-5, of which bfloat16 shows a fiftieth part of its own; below a normal number it is zero while
+// numbers are flushed. NaN stays NaN.
+inline Vec tile_weight(Vec x) {
+  const Vec r{_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+  Vec p = set1(7.80245233e-2f);
+  p = fma(p, r, set1(2.26067159e-1f));
+  p = fma(p, r, set1(6.95833537e-1f));
+  p = fma(p, r, set1(9.99925219e-1f));
+  // Its power is that of x rounded down.
+  return {_mm512_scalef_ps(p.v, x.v)};
+}
+
+// Scores of rows [R][kChunk] become words of weights rounded to bfloat16, as soften_pairs has them, and `sums` are scaled, not
+// added to: add_value_tiles sums what was rounded.
+template <int R>
+[[gnu::noinline]] void weigh_rows(float* scores, const int* from, const int* valid, int tokens, float factor, float* out,
+                                  float* row_max, float* sums, int64_t dim, bool fresh) {
+  Vec top[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    raise_top(scores + r * kChunk, from[r], valid[r], tokens, factor, row_max + r, fresh, [&](Vec shrink) VLLM_INLINE {
+      store(sums + r * kLanes, load(sums + r * kLanes) * shrink);
+      scale_into(out + r * dim, out + r * dim, shrink, dim);
+    });
+    top[r] = set1(-row_max[r]);
+  }
+  for (int t = 0; t < tokens; t += kWeightsAtOnce) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const float* score = scores + r * kChunk + t;
+      const Vec low = tile_weight(fma(load(score), set1(factor), top[r]));
+      const Vec high = tile_weight(fma(load(score + kLanes), set1(factor), top[r]));
+      _mm512_storeu_si512(scores + r * kChunk + t / 2, (__m512i)_mm512_cvtne2ps_pbh(high.v, low.v));
+    }
+  }
+}
+
+// Adjusts `rows` rows' scores and turns them into words of weights; the other arguments are those of AttentionTiles::attend.
 template <typename Adjust>
-inline void soften_rows(float* scores, int rows, const int* from, const int* valid, int tokens, float factor, bool adjusts,
-                        const Adjust& adjust, float* out, float* row_max, float* sums, int64_t dim, bool fresh) {
+[[gnu::always_inline]] inline void soften_rows(float* scores, int rows, const int* from, const int* valid, int tokens, float factor,
+                                               bool adjusts, const Adjust& adjust, float* out, float* row_max, float* sums,
+                                               int64_t dim, bool fresh) {
   for (int r = 0; r < rows && adjusts; ++r) {
     float* row = scores + r * kChunk;
     scale_into(row, row, set1(factor), tokens);
     adjust(row, r, tokens);
   }
-  if (adjusts) factor = 1.0f;
-  // Rows whose weights are computed side by side.
-  constexpr int kAbreast = 4;
-  for (int r = 0; r < rows; r += kAbreast) {
-    with_rows<kAbreast>(static_cast<int>(least(kAbreast, rows - r)), [&]<int R>() {
-      soften_pairs<R>(scores + r * kChunk, from + r, valid + r, tokens, factor, out + r * dim, row_max + r, sums + r * kLanes,
-                      dim, fresh);
-    });
-  }
+  with_rows<kAbreast>(rows, [&]<int R>() VLLM_INLINE {
+    weigh_rows<R>(scores, from, valid, tokens, adjusts ? 1.0f : factor, out, row_max, sums, dim, fresh);
+  });
 }
 
 // AttentionTiles::attend of R rows without tiles, of a chunk as it lies in the cache whose tokens from `seen` to `count` are there.
@@ -173,61 +186,168 @@ void attend_few(const PairChunk& chunk, const BF16* q, int64_t inner, int64_t di
                 int64_t seen, int64_t count, float factor, bool adjusts, const Adjust& adjust, float* scores, float* out,
                 float* row_max, float* sums, bool fresh) {
   tokens = static_cast<int>(round_up_weights(tokens));
-  {
-    const Flushing flushing;
-    score_few<R>(chunk, q, inner, dim, tokens, scores);
-  }
+  score_few<R>(chunk, q, inner, dim, tokens, scores);
   soften_rows(scores, R, from, valid, tokens, factor, adjusts, adjust, out, row_max, sums, dim, fresh);
-  const Flushing flushing;
+  add_few_sums<R>(scores, sums, from[0], tokens, fresh);
   add_few_values<R>(chunk, scores, out, dim, from[0], tokens, seen, count, fresh);
 }
 
-// A thread's tiles: 0 to 3 are sums; 4 rows; 6 and 7 columns.
+// Rows that attend a chunk, from `row` on: up to 16, each tokens from from[r] to valid[r] of it, none those from `tokens` on.
+struct RowBlock {
+  int64_t row;
+  int rows, tokens;
+  int from[kTileRows], valid[kTileRows];
+};
+
+// The rows of a step, of which the first one's query, weighted values, maximum and sums are here. Memory of queries goes on for
+// kTileRows - 1 rows behind the last one.
+struct StepRows {
+  const BF16* q;  // [rows][inner]
+  int64_t inner, dim;
+  float *out, *row_max, *sums;
+  bool fresh;
+};
+
+// A thread's tiles: 0 to 3 are sums; 4 and 5 rows; 6 and 7 columns.
 class AttentionTiles {
  public:
-  AttentionTiles() = default;
-  AttentionTiles(const AttentionTiles&) = delete;
-  ~AttentionTiles() {
-    if (rows_) release_tiles();
+  // For values of `dim`.
+  explicit AttentionTiles(int64_t dim) : memory_(kBlocks * kScores + kTileRows * (dim + kLanes)) {
+    scores_ = memory_.get();
+    rest_out_ = scores_ + kBlocks * kScores;
+    rest_sums_ = rest_out_ + kTileRows * dim;
+    // Garbage beside a block that is not full would be harmless, but slow where it is no number.
+    std::memset(scores_, 0, kBlocks * kScores * sizeof(float));
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; ++tile) shapes.set(tile, kTileRows);
+    configure_tiles(shapes);
+    for (int pair = 0; pair < kTileRows; ++pair) {
+      for (int lane = 0; lane < kLanes; ++lane) ones_[pair][lane] = pair == lane ? 0x3f803f80 : 0;
+    }
   }
+  AttentionTiles(const AttentionTiles&) = delete;
+  ~AttentionTiles() { release_tiles(); }
 
-  // Lets up to 16 rows attend a chunk: q [rows][inner], scores [16][kChunk] to work in; the others as in attention_tile.h, with
-  // values of `dim`.
-  // Where it `adjusts`, adjust(scores, r, tokens) changes those of row r, which are in units of log2 then.
-  template <typename Adjust>
-  void attend(const WidePairChunk& chunk, const BF16* q, int rows, int64_t inner, int64_t dim, const int* from, const int* valid,
-              int tokens, float factor, bool adjusts, const Adjust& adjust, float* scores, float* out, float* row_max, float* sums,
-              bool fresh) {
-    shape(rows);
-    tokens = static_cast<int>(round_up_weights(tokens));
-    if (tokens > kWeightsAtOnce) {
-      score_tiles<4>(chunk.keys, q, inner, scores);
-    } else {
-      score_tiles<2>(chunk.keys, q, inner, scores);
+  // Lets `count` rows attend a chunk. find(row, rows, from, valid) is TileRows::find_seen, and before(i, n) comes before the
+  // i-th of n blocks. Where it `adjusts`, adjust(row, scores, tokens) changes those of a row, which are in units of log2 then.
+  //
+  // While a block's weights are computed, the matrix unit multiplies the scores of the next one and the values of the one before.
+  template <typename Find, typename Before, typename Adjust>
+  void attend(const WidePairChunk& chunk, const StepRows& all, int64_t count, const Find& find, const Before& before, float factor,
+              bool adjusts, const Adjust& adjust) {
+    const int64_t blocks = (count + kTileRows - 1) / kTileRows;
+    RowBlock some[kBlocks];
+    const auto begin = [&](int64_t i) VLLM_INLINE {
+      RowBlock& block = some[i % kBlocks];
+      block.row = i * kTileRows;
+      block.rows = static_cast<int>(least(kTileRows, count - block.row));
+      block.tokens = static_cast<int>(round_up_weights(find(block.row, block.rows, block.from, block.valid)));
+    };
+    const auto scores_of = [&](int64_t i) { return scores_ + i % kBlocks * kScores; };
+    begin(0);
+    score(chunk, all, some[0], 0, scores_of(0));
+    score(chunk, all, some[0], 1, scores_of(0));
+    for (int64_t i = 0; i < blocks; ++i) {
+      before(i, blocks);
+      if (i + 1 < blocks) begin(i + 1);
+      const RowBlock& block = some[i % kBlocks];
+      for (int part = 0; part < kTileRows / kAbreast; ++part) {
+        if (part % 2 == 0) {
+          if (i + 1 < blocks) score(chunk, all, some[(i + 1) % kBlocks], part / 2, scores_of(i + 1));
+        } else if (i > 0) {
+          add_values(chunk, all, some[(i - 1) % kBlocks], part / 2, scores_of(i - 1));
+        }
+        const int first = part * kAbreast, rows = static_cast<int>(least(kAbreast, block.rows - first));
+        if (rows <= 0) continue;
+        const int64_t row = block.row + first;
+        soften_rows(scores_of(i) + first * kChunk, rows, block.from + first, block.valid + first, block.tokens, factor, adjusts,
+                    [&](float* scores, int r, int tokens) VLLM_INLINE { adjust(row + r, scores, tokens); },
+                    all.out + row * all.dim, all.row_max + row, all.sums + row * kLanes, all.dim, all.fresh);
+      }
     }
-    soften_rows(scores, rows, from, valid, tokens, factor, adjusts, adjust, out, row_max, sums, dim, fresh);
-    // About as many tiles of sums each time.
-    const int64_t tiles = dim / kTileRows, parts = (tiles + 3) / 4;
-    for (int64_t part = 0; part < parts; ++part) {
-      const int64_t first = tiles * part / parts, count = tiles * (part + 1) / parts - first, d = first * kTileRows;
-      with_rows<4>(static_cast<int>(count), [&]<int N>() {
-        add_value_tiles<N>(chunk.values + d, scores, out + d, dim, from[0], tokens, fresh);
-      });
-    }
+    for (int half = 0; half < 2; ++half) add_values(chunk, all, some[(blocks - 1) % kBlocks], half, scores_of(blocks - 1));
   }
 
  private:
-  void shape(int rows) {
-    if (rows == rows_) return;
-    rows_ = rows;
-    TileShapes shapes;
-    for (int tile = 0; tile < 5; ++tile) shapes.set(tile, rows);
-    shapes.set(6, kTileRows);
-    shapes.set(7, kTileRows);
-    configure_tiles(shapes);
+  // Blocks that are in work at once.
+  static constexpr int64_t kBlocks = 3, kScores = kTileRows * kChunk;
+
+  // A block's scores of half of the chunk.
+  [[gnu::always_inline]] static void score(const WidePairChunk& chunk, const StepRows& all, const RowBlock& block, int half,
+                                           float* scores) {
+    const int first = half * kWeightsAtOnce;
+    if (first >= block.tokens) return;
+    const BF16* q = all.q + block.row * all.inner;
+    zero_tile<0>();
+    zero_tile<1>();
+    for (int64_t d = 0; d < all.inner; d += kTileInner) {
+      load_tile<4>(q + d, all.inner * sizeof(BF16));
+      load_tile<6>(chunk.keys + d / 2 * kChunk + first, kChunk * sizeof(float));
+      add_bf16_products<0, 4, 6>();
+      load_tile<7>(chunk.keys + d / 2 * kChunk + first + kTileRows, kChunk * sizeof(float));
+      add_bf16_products<1, 4, 7>();
+    }
+    store_tile<0>(scores + first, kChunk * sizeof(float));
+    store_tile<1>(scores + first + kTileRows, kChunk * sizeof(float));
   }
 
-  int rows_ = 0;
+  // Adds to half of a block's values, and in the second half to the sums.
+  [[gnu::always_inline]] void add_values(const WidePairChunk& chunk, const StepRows& all, const RowBlock& block, int half,
+                                         const float* weights) {
+    const int64_t tiles = all.dim / kTileRows, end = tiles * (half + 1) / 2;
+    float *out = all.out + block.row * all.dim, *sums = all.sums + block.row * kLanes;
+    const bool rest = block.rows < kTileRows;
+    if (rest) {
+      if (half == 0 && !all.fresh) {
+        std::memcpy(rest_out_, out, block.rows * all.dim * sizeof(float));
+        std::memcpy(rest_sums_, sums, block.rows * kLanes * sizeof(float));
+      }
+      std::swap(out, rest_out_);
+      std::swap(sums, rest_sums_);
+    }
+    int64_t tile = tiles * half / 2;
+    for (; tile + 2 <= end; tile += 2) add_tiles<2>(chunk.values + tile * kTileRows, all.dim, weights, block, out + tile * kTileRows, all.dim, all.fresh);
+    if (tile < end) add_tiles<1>(chunk.values + tile * kTileRows, all.dim, weights, block, out + tile * kTileRows, all.dim, all.fresh);
+    if (half == 1) add_tiles<1>(&ones_[0][0], 0, weights, block, sums, kLanes, all.fresh);
+    if (rest) {
+      std::swap(out, rest_out_);
+      std::swap(sums, rest_sums_);
+      if (half == 1) {
+        std::memcpy(out, rest_out_, block.rows * all.dim * sizeof(float));
+        std::memcpy(sums, rest_sums_, block.rows * kLanes * sizeof(float));
+      }
+    }
+  }
+
+  // to[N tiles of 16 columns, whose rows are `stride` apart] += weights values, the words of which are `dim` to a pair of tokens.
+  template <int N>
+  [[gnu::always_inline]] static void add_tiles(const uint32_t* values, int64_t dim, const float* weights, const RowBlock& block,
+                                               float* to, int64_t stride, bool fresh) {
+    unroll<N>([&](auto n) VLLM_INLINE {
+      if (fresh) {
+        zero_tile<2 + n>();
+      } else {
+        load_tile<2 + n>(to + n * kTileRows, stride * sizeof(float));
+      }
+    });
+    for (int t = block.from[0] / kTileInner * kTileInner; t < block.tokens; t += kTileInner) {
+      load_tile<5>(weights + t / 2, kChunk * sizeof(float));
+      unroll<N>([&](auto n) VLLM_INLINE {
+        if (dim) {
+          load_tile<6 + n>(values + t / 2 * dim + n * kTileRows, dim * sizeof(float));
+        } else {
+          load_tile<6 + n>(values, kTileBytes);
+        }
+        add_bf16_products<2 + n, 5, 6 + n>();
+      });
+    }
+    unroll<N>([&](auto n) VLLM_INLINE { store_tile<2 + n>(to + n * kTileRows, stride * sizeof(float)); });
+  }
+
+  Scratch<float> memory_;
+  float *scores_, *rest_out_, *rest_sums_;
+  // Words that sum the weights of two neighbouring tokens, each pair in a lane of its own.
+  alignas(64) uint32_t ones_[kTileRows][kLanes];
 };
 
 }  // namespace VLLM_ISA
