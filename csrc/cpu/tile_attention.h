@@ -245,19 +245,18 @@ class AttentionTiles {
     };
     const auto scores_of = [&](int64_t i) { return scores_ + i % kBlocks * kScores; };
     begin(0);
-    score(chunk, all, some[0], 0, scores_of(0));
-    score(chunk, all, some[0], 1, scores_of(0));
+    for (int half = 0; half < 2; ++half) score(chunk, all, some[0], half, scores_of(0));
     for (int64_t i = 0; i < blocks; ++i) {
       before(i, blocks);
       if (i + 1 < blocks) begin(i + 1);
       const RowBlock& block = some[i % kBlocks];
-      for (int part = 0; part < kTileRows / kAbreast; ++part) {
-        if (part % 2 == 0) {
-          if (i + 1 < blocks) score(chunk, all, some[(i + 1) % kBlocks], part / 2, scores_of(i + 1));
+      for (int turn = 0; turn < kTileRows / kAbreast; ++turn) {
+        if (turn % 2 == 0) {
+          if (i + 1 < blocks) score(chunk, all, some[(i + 1) % kBlocks], turn / 2, scores_of(i + 1));
         } else if (i > 0) {
-          add_values(chunk, all, some[(i - 1) % kBlocks], part / 2, scores_of(i - 1));
+          add_values(chunk, all, some[(i - 1) % kBlocks], turn / 2, scores_of(i - 1));
         }
-        const int first = part * kAbreast, rows = static_cast<int>(least(kAbreast, block.rows - first));
+        const int first = turn * kAbreast, rows = static_cast<int>(least(kAbreast, block.rows - first));
         if (rows <= 0) continue;
         const int64_t row = block.row + first;
         soften_rows(scores_of(i) + first * kChunk, rows, block.from + first, block.valid + first, block.tokens, factor, adjusts,
@@ -272,23 +271,30 @@ class AttentionTiles {
   // Blocks that are in work at once.
   static constexpr int64_t kBlocks = 3, kScores = kTileRows * kChunk;
 
-  // A block's scores of half of the chunk.
+  // A block's scores of half of the chunk or, where queries are so long that they are better loaded once, in the first half of all.
   [[gnu::always_inline]] static void score(const WidePairChunk& chunk, const StepRows& all, const RowBlock& block, int half,
                                            float* scores) {
     const int first = half * kWeightsAtOnce;
     if (first >= block.tokens) return;
-    const BF16* q = all.q + block.row * all.inner;
-    zero_tile<0>();
-    zero_tile<1>();
-    for (int64_t d = 0; d < all.inner; d += kTileInner) {
-      load_tile<4>(q + d, all.inner * sizeof(BF16));
-      load_tile<6>(chunk.keys + d / 2 * kChunk + first, kChunk * sizeof(float));
-      add_bf16_products<0, 4, 6>();
-      load_tile<7>(chunk.keys + d / 2 * kChunk + first + kTileRows, kChunk * sizeof(float));
-      add_bf16_products<1, 4, 7>();
+    if (all.inner <= 2 * kTileInner || block.tokens <= kWeightsAtOnce) {
+      score_tiles<2>(chunk.keys + first, all.q + block.row * all.inner, all.inner, scores + first);
+    } else if (half == 0) {
+      score_tiles<4>(chunk.keys, all.q + block.row * all.inner, all.inner, scores);
     }
-    store_tile<0>(scores + first, kChunk * sizeof(float));
-    store_tile<1>(scores + first + kTileRows, kChunk * sizeof(float));
+  }
+
+  // scores[N tiles of 16 tokens] = q k.
+  template <int N>
+  [[gnu::always_inline]] static void score_tiles(const uint32_t* keys, const BF16* q, int64_t inner, float* scores) {
+    unroll<N>([&](auto n) VLLM_INLINE { zero_tile<n>(); });
+    for (int64_t d = 0; d < inner; d += kTileInner) {
+      load_tile<4>(q + d, inner * sizeof(BF16));
+      unroll<N>([&](auto n) VLLM_INLINE {
+        load_tile<6 + n % 2>(keys + d / 2 * kChunk + n * kTileRows, kChunk * sizeof(float));
+        add_bf16_products<n, 4, 6 + n % 2>();
+      });
+    }
+    unroll<N>([&](auto n) VLLM_INLINE { store_tile<n>(scores + n * kTileRows, kChunk * sizeof(float)); });
   }
 
   // Adds to half of a block's values, and in the second half to the sums.
@@ -305,9 +311,12 @@ class AttentionTiles {
       std::swap(out, rest_out_);
       std::swap(sums, rest_sums_);
     }
-    int64_t tile = tiles * half / 2;
-    for (; tile + 2 <= end; tile += 2) add_tiles<2>(chunk.values + tile * kTileRows, all.dim, weights, block, out + tile * kTileRows, all.dim, all.fresh);
-    if (tile < end) add_tiles<1>(chunk.values + tile * kTileRows, all.dim, weights, block, out + tile * kTileRows, all.dim, all.fresh);
+    for (int64_t tile = tiles * half / 2, some = 0; tile < end; tile += some) {
+      some = least(end - tile, 4);
+      with_rows<4>(static_cast<int>(some), [&]<int N>() VLLM_INLINE {
+        add_tiles<N>(chunk.values + tile * kTileRows, all.dim, weights, block, out + tile * kTileRows, all.dim, all.fresh);
+      });
+    }
     if (half == 1) add_tiles<1>(&ones_[0][0], 0, weights, block, sums, kLanes, all.fresh);
     if (rest) {
       std::swap(out, rest_out_);
@@ -325,23 +334,23 @@ class AttentionTiles {
                                                float* to, int64_t stride, bool fresh) {
     unroll<N>([&](auto n) VLLM_INLINE {
       if (fresh) {
-        zero_tile<2 + n>();
+        zero_tile<n>();
       } else {
-        load_tile<2 + n>(to + n * kTileRows, stride * sizeof(float));
+        load_tile<n>(to + n * kTileRows, stride * sizeof(float));
       }
     });
     for (int t = block.from[0] / kTileInner * kTileInner; t < block.tokens; t += kTileInner) {
       load_tile<5>(weights + t / 2, kChunk * sizeof(float));
       unroll<N>([&](auto n) VLLM_INLINE {
         if (dim) {
-          load_tile<6 + n>(values + t / 2 * dim + n * kTileRows, dim * sizeof(float));
+          load_tile<6 + n % 2>(values + t / 2 * dim + n * kTileRows, dim * sizeof(float));
         } else {
-          load_tile<6 + n>(values, kTileBytes);
+          load_tile<6 + n % 2>(values, kTileBytes);
         }
-        add_bf16_products<2 + n, 5, 6 + n>();
+        add_bf16_products<n, 5, 6 + n % 2>();
       });
     }
-    unroll<N>([&](auto n) VLLM_INLINE { store_tile<2 + n>(to + n * kTileRows, stride * sizeof(float)); });
+    unroll<N>([&](auto n) VLLM_INLINE { store_tile<n>(to + n * kTileRows, stride * sizeof(float)); });
   }
 
   Scratch<float> memory_;

@@ -83,7 +83,7 @@ void paged_attention(const AttentionArgs& a) {
   if (a.dtype != DType::bf16 || a.cache_dtype != CacheDType::same || a.head_dim % kTileRows) {
     return avx512_fp16::paged_attention(a);
   }
-  with_plan(a, kMostRows, kTileRows, [&](const Plan& plan) { run_plan<BF16, Worker<MatrixRows>>(a, plan); });
+  with_plan(a, most_rows_of(a), kTileRows, [&](const Plan& plan) { run_plan<BF16, Worker<MatrixRows>>(a, plan); });
 }
 
 }  // namespace VLLM_ISA
