@@ -1,9 +1,8 @@
-// The arithmetic of attention_tile.h for bfloat16 in matrix tiles, up to 16 rows at a time: scores and weighted values are
-// their products, over the words of a WidePairChunk, with keys' dimensions beyond head_dim zero and zeros beside the values
-// of a chunk that is not full, as a right tile has 32 tokens.
+// The arithmetic of attention_tile.h for bfloat16 in matrix tiles, 16 rows at a time: scores, weighted values and sums of
+// weights are their products, over the words of a WidePairChunk, with keys' dimensions beyond head_dim zero and zeros beside
+// the values of a chunk that is not full, as a right tile has 32 tokens.
 //
-// A row's numbers are those of its own chain of operations: each row is multiplied in tiles, one alone, too, in tiles of
-// one row.
+// A row's numbers are those of its own chain of operations, whatever the other rows of its tile hold.
 //
 // Include only from kernels/*.cpp.
 #pragma once
@@ -21,7 +20,7 @@ inline int64_t tile_inner(int64_t dim) { return (dim + kTileInner - 1) / kTileIn
 // Rows whose weights are computed side by side.
 constexpr int kAbreast = 4;
 
-// In its life numbers below the smallest normal one count as zero, as they do to matrix tiles.
+// In its life numbers below the smallest normal one count as zero, as they do to matrix tiles: a thread has one while it attends.
 class Flushing {
  public:
   Flushing() : before_(_mm_getcsr()) { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON); }
@@ -44,7 +43,7 @@ struct PairSums {
   Vec total() const { return even + odd; }
 };
 
-// score_tiles of R rows without tiles, the same to the bit while numbers are flushed: a few rows would wait longer for a matrix unit
+// Scores of R rows without tiles, the same to the bit while numbers are flushed: a few rows would wait longer for a matrix unit
 // that has fallen asleep, as it does within a microsecond. Two vectors of tokens at a time; fetches the next chunk.
 template <int R>
 [[gnu::noinline]] void score_few(const PairChunk& chunk, const BF16* q, int64_t inner, int64_t dim, int tokens, float* scores) {
@@ -75,7 +74,7 @@ template <int R>
   }
 }
 
-// add_value_tiles likewise, of the tokens from `seen` to `count` alone, and of W vectors of dimensions from `first` on.
+// Weighted values likewise, of the tokens from `seen` to `count` alone, and of W vectors of dimensions from `first` on.
 template <int R, int W>
 inline void add_few(const PairChunk& chunk, const float* weights, float* out, int64_t dim, int64_t first, int from, int tokens,
                     int64_t seen, int64_t count, bool fresh) {
@@ -113,7 +112,7 @@ template <int R>
   if (d < dim) add_few<R, 1>(chunk, weights, out, dim, d, from, tokens, seen, count, fresh);
 }
 
-// Adds weights to R rows' sums by lane, as add_values of AttentionTiles does.
+// Sums of R rows' weights likewise, by lane.
 template <int R>
 inline void add_few_sums(const float* weights, float* sums, int from, int tokens, bool fresh) {
   const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
@@ -140,8 +139,8 @@ inline Vec tile_weight(Vec x) {
   return {_mm512_scalef_ps(p.v, x.v)};
 }
 
-// Scores of rows [R][kChunk] become words of weights rounded to bfloat16, as soften_pairs has them, and `sums` are scaled, not
-// added to: add_value_tiles sums what was rounded.
+// Scores of rows [R][kChunk] become words of weights rounded to bfloat16, as soften_pairs has them. `sums` are scaled with `out`
+// where a maximum rises, not added to.
 template <int R>
 [[gnu::noinline]] void weigh_rows(float* scores, const int* from, const int* valid, int tokens, float factor, float* out,
                                   float* row_max, float* sums, int64_t dim, bool fresh) {
@@ -199,8 +198,10 @@ struct RowBlock {
   int from[kTileRows], valid[kTileRows];
 };
 
-// The rows of a step, of which the first one's query, weighted values, maximum and sums are here. Memory of queries goes on for
-// kTileRows - 1 rows behind the last one.
+// Rows of queries that a kernel of `rows` rows has memory for: a block reads kTileRows of them.
+inline int64_t query_rows(int64_t rows) { return rows + kTileRows - 1; }
+
+// The rows of a step, of which the first one's query, weighted values, maximum and sums are here.
 struct StepRows {
   const BF16* q;  // [rows][inner]
   int64_t inner, dim;
@@ -208,16 +209,14 @@ struct StepRows {
   bool fresh;
 };
 
-// A thread's tiles: 0 to 3 are sums; 4 and 5 rows; 6 and 7 columns.
+// A thread's tiles: 0 to 3 are sums; 4 queries, 5 weights; 6 and 7 columns.
 class AttentionTiles {
  public:
   // For values of `dim`.
   explicit AttentionTiles(int64_t dim) : memory_(kBlocks * kScores + kTileRows * (dim + kLanes)) {
     scores_ = memory_.get();
-    rest_out_ = scores_ + kBlocks * kScores;
-    rest_sums_ = rest_out_ + kTileRows * dim;
-    // Garbage beside a block that is not full would be harmless, but slow where it is no number.
-    std::memset(scores_, 0, kBlocks * kScores * sizeof(float));
+    rest_sums_ = scores_ + kBlocks * kScores;
+    rest_out_ = rest_sums_ + kTileRows * kLanes;
     TileShapes shapes;
     for (int tile = 0; tile < 8; ++tile) shapes.set(tile, kTileRows);
     configure_tiles(shapes);
@@ -235,6 +234,7 @@ class AttentionTiles {
   template <typename Find, typename Before, typename Adjust>
   void attend(const WidePairChunk& chunk, const StepRows& all, int64_t count, const Find& find, const Before& before, float factor,
               bool adjusts, const Adjust& adjust) {
+    if (count <= 0) return;
     const int64_t blocks = (count + kTileRows - 1) / kTileRows;
     RowBlock some[kBlocks];
     const auto begin = [&](int64_t i) VLLM_INLINE {
@@ -250,6 +250,7 @@ class AttentionTiles {
       before(i, blocks);
       if (i + 1 < blocks) begin(i + 1);
       const RowBlock& block = some[i % kBlocks];
+      // Products between the weights of a few rows take less time than a burst of all.
       for (int turn = 0; turn < kTileRows / kAbreast; ++turn) {
         if (turn % 2 == 0) {
           if (i + 1 < blocks) score(chunk, all, some[(i + 1) % kBlocks], turn / 2, scores_of(i + 1));
@@ -297,64 +298,57 @@ class AttentionTiles {
     unroll<N>([&](auto n) VLLM_INLINE { store_tile<n>(scores + n * kTileRows, kChunk * sizeof(float)); });
   }
 
-  // Adds to half of a block's values, and in the second half to the sums.
+  // Adds to half of a block's values, and with the second half to its sums. Tiles have 16 rows, so that a block of fewer is added
+  // to in a place of its own.
   [[gnu::always_inline]] void add_values(const WidePairChunk& chunk, const StepRows& all, const RowBlock& block, int half,
                                          const float* weights) {
-    const int64_t tiles = all.dim / kTileRows, end = tiles * (half + 1) / 2;
-    float *out = all.out + block.row * all.dim, *sums = all.sums + block.row * kLanes;
-    const bool rest = block.rows < kTileRows;
-    if (rest) {
-      if (half == 0 && !all.fresh) {
-        std::memcpy(rest_out_, out, block.rows * all.dim * sizeof(float));
-        std::memcpy(rest_sums_, sums, block.rows * kLanes * sizeof(float));
-      }
-      std::swap(out, rest_out_);
-      std::swap(sums, rest_sums_);
+    const int64_t dim = all.dim, tiles = dim / kTileRows, end = tiles * (half + 1) / 2;
+    const bool is_rest = block.rows < kTileRows;
+    const int64_t out_bytes = block.rows * dim * sizeof(float), sums_bytes = block.rows * kLanes * sizeof(float);
+    float *whole_out = all.out + block.row * dim, *whole_sums = all.sums + block.row * kLanes;
+    float *out = is_rest ? rest_out_ : whole_out, *sums = is_rest ? rest_sums_ : whole_sums;
+    if (is_rest && half == 0 && !all.fresh) {
+      std::memcpy(out, whole_out, out_bytes);
+      std::memcpy(sums, whole_sums, sums_bytes);
     }
     for (int64_t tile = tiles * half / 2, some = 0; tile < end; tile += some) {
       some = least(end - tile, 4);
       with_rows<4>(static_cast<int>(some), [&]<int N>() VLLM_INLINE {
-        add_tiles<N>(chunk.values + tile * kTileRows, all.dim, weights, block, out + tile * kTileRows, all.dim, all.fresh);
+        const int64_t column = tile * kTileRows;
+        add_tiles<N>(chunk.values + column, dim, kTileInner / 2 * dim, weights, block, out + column, dim, all.fresh);
       });
     }
-    if (half == 1) add_tiles<1>(&ones_[0][0], 0, weights, block, sums, kLanes, all.fresh);
-    if (rest) {
-      std::swap(out, rest_out_);
-      std::swap(sums, rest_sums_);
-      if (half == 1) {
-        std::memcpy(out, rest_out_, block.rows * all.dim * sizeof(float));
-        std::memcpy(sums, rest_sums_, block.rows * kLanes * sizeof(float));
-      }
-    }
+    if (half == 0) return;
+    add_tiles<1>(&ones_[0][0], kLanes, 0, weights, block, sums, kLanes, all.fresh);
+    if (!is_rest) return;
+    std::memcpy(whole_out, out, out_bytes);
+    std::memcpy(whole_sums, sums, sums_bytes);
   }
 
-  // to[N tiles of 16 columns, whose rows are `stride` apart] += weights values, the words of which are `dim` to a pair of tokens.
+  // to[N tiles of 16 columns, whose rows have `width`] += weights values, whose rows are of `row` words, those of the next 32
+  // tokens `next` words away.
   template <int N>
-  [[gnu::always_inline]] static void add_tiles(const uint32_t* values, int64_t dim, const float* weights, const RowBlock& block,
-                                               float* to, int64_t stride, bool fresh) {
+  [[gnu::always_inline]] static void add_tiles(const uint32_t* values, int64_t row, int64_t next, const float* weights,
+                                               const RowBlock& block, float* to, int64_t width, bool fresh) {
     unroll<N>([&](auto n) VLLM_INLINE {
       if (fresh) {
         zero_tile<n>();
       } else {
-        load_tile<n>(to + n * kTileRows, stride * sizeof(float));
+        load_tile<n>(to + n * kTileRows, width * sizeof(float));
       }
     });
-    for (int t = block.from[0] / kTileInner * kTileInner; t < block.tokens; t += kTileInner) {
-      load_tile<5>(weights + t / 2, kChunk * sizeof(float));
+    for (int part = block.from[0] / kTileInner; part < block.tokens / kTileInner; ++part) {
+      load_tile<5>(weights + part * kTileInner / 2, kChunk * sizeof(float));
       unroll<N>([&](auto n) VLLM_INLINE {
-        if (dim) {
-          load_tile<6 + n % 2>(values + t / 2 * dim + n * kTileRows, dim * sizeof(float));
-        } else {
-          load_tile<6 + n % 2>(values, kTileBytes);
-        }
+        load_tile<6 + n % 2>(values + part * next + n * kTileRows, row * sizeof(uint32_t));
         add_bf16_products<n, 5, 6 + n % 2>();
       });
     }
-    unroll<N>([&](auto n) VLLM_INLINE { store_tile<n>(to + n * kTileRows, stride * sizeof(float)); });
+    unroll<N>([&](auto n) VLLM_INLINE { store_tile<n>(to + n * kTileRows, width * sizeof(float)); });
   }
 
   Scratch<float> memory_;
-  float *scores_, *rest_out_, *rest_sums_;
+  float *scores_, *rest_sums_, *rest_out_;
   // Words that sum the weights of two neighbouring tokens, each pair in a lane of its own.
   alignas(64) uint32_t ones_[kTileRows][kLanes];
 };

@@ -22,10 +22,10 @@ class MatrixRows : protected TileRows {
     chunk_.keys = reinterpret_cast<uint32_t*>(take(inner_ / 2 * kChunk));
     chunk_.values = reinterpret_cast<uint32_t*>(take(kChunk / 2 * dim_));
     scores_ = take(kFewRows * kChunk);
-    q_ = reinterpret_cast<BF16*>(take(query_rows(plan) * inner_ / 2));
+    q_ = reinterpret_cast<BF16*>(take(query_rows(plan.most_rows) * inner_ / 2));
     // Values beyond head_dim stay zero.
     std::memset(chunk_.keys, 0, inner_ / 2 * kChunk * sizeof(uint32_t));
-    std::memset(q_, 0, query_rows(plan) * inner_ * sizeof(BF16));
+    std::memset(q_, 0, query_rows(plan.most_rows) * inner_ * sizeof(BF16));
   }
 
   void read_row(int64_t row, const BF16* q) { std::memcpy(q_ + row * inner_, q, dim_ * sizeof(BF16)); }
@@ -37,9 +37,11 @@ class MatrixRows : protected TileRows {
     const int64_t row = first_row(step), rows = end_row(step) - row;
     const Partial to = target(step);
     const StepRows all{q_ + row * inner_, inner_, dim_, to.out + row * dim_, to.max + row, sums_ + row * kLanes, is_fresh(step)};
-    const auto find = [&](int64_t r, int some, int* from, int* valid) VLLM_INLINE { return find_seen(step, row + r, some, from, valid); };
+    const auto find = [&](int64_t r, int some, int* from, int* valid) VLLM_INLINE {
+      return find_seen(step, row + r, some, from, valid);
+    };
     const auto adjusted = [&](int64_t r, float* scores, int tokens) VLLM_INLINE { adjust(step, row + r, tokens, scores); };
-    if (rows <= kFewRows && runs_are_whole(a_)) {
+    if (rows > 0 && rows <= kFewRows && runs_are_whole(a_)) {
       int from[kFewRows], valid[kFewRows];
       const int tokens = find(0, static_cast<int>(rows), from, valid);
       with_rows<kFewRows>(static_cast<int>(rows), [&]<int R>() {
@@ -63,10 +65,8 @@ class MatrixRows : protected TileRows {
   // Up to so many rows attend without tiles: see attend_few.
   static constexpr int kFewRows = 4;
 
-  static int64_t query_rows(const Plan& plan) { return plan.most_rows + kTileRows - 1; }
-
   static int64_t own_size(const AttentionArgs& a, const Plan& plan) {
-    return (kChunk + query_rows(plan)) * tile_inner(a.head_dim) / 2 + kChunk / 2 * a.head_dim + kFewRows * kChunk;
+    return (kChunk + query_rows(plan.most_rows)) * tile_inner(a.head_dim) / 2 + kChunk / 2 * a.head_dim + kFewRows * kChunk;
   }
 
   const int64_t inner_;
