@@ -169,9 +169,7 @@ class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
     @staticmethod
     def from_base(request_output: PoolingRequestOutput) -> EmbeddingRequestOutput:
         """The same request with its tensor read as an embedding."""
-        failed = request_output.error is not None
-        outputs = EmbeddingOutput([]) if failed else EmbeddingOutput.from_base(request_output.outputs)
-        return EmbeddingRequestOutput(**{**vars(request_output), "outputs": outputs})
+        return EmbeddingRequestOutput(**_read(request_output, EmbeddingOutput, []))
 
 
 class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
@@ -180,9 +178,7 @@ class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
     @staticmethod
     def from_base(request_output: PoolingRequestOutput) -> ClassificationRequestOutput:
         """The same request with its tensor read as class probabilities."""
-        failed = request_output.error is not None
-        outputs = ClassificationOutput([]) if failed else ClassificationOutput.from_base(request_output.outputs)
-        return ClassificationRequestOutput(**{**vars(request_output), "outputs": outputs})
+        return ClassificationRequestOutput(**_read(request_output, ClassificationOutput, []))
 
 
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
@@ -191,9 +187,13 @@ class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
     @staticmethod
     def from_base(request_output: PoolingRequestOutput) -> ScoringRequestOutput:
         """The same request with its tensor read as a score."""
-        failed = request_output.error is not None
-        outputs = ScoringOutput(0.0) if failed else ScoringOutput.from_base(request_output.outputs)
-        return ScoringRequestOutput(**{**vars(request_output), "outputs": outputs})
+        return ScoringRequestOutput(**_read(request_output, ScoringOutput, 0.0))
+
+
+def _read(output: PoolingRequestOutput, kind: Any, nothing: Any) -> dict[str, Any]:
+    """The fields of an output whose tensor is read as `kind`; where the request has failed, as `nothing`."""
+    outputs = kind(nothing) if output.error is not None else kind.from_base(output.outputs)
+    return {**vars(output), "outputs": outputs}
 
 
 def _vector(output: PoolingOutput, what: str) -> list[float]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from call_texts import FORMATS
 
-from vllm.answers.answer import AnswerFormat, AnswerParser
-from vllm.answers.content_places import ContentPlaces
+from vllm.answers.answer import AnswerFormat, AnswerParser, ContentPlaces
 from vllm.answers.deltas import DeltaMessage
 from vllm.answers.events import Content
 from vllm.reasoning import ReasoningParser

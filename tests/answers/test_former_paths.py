@@ -20,7 +20,7 @@ MODULES = {
     "vllm.parser.messages": "vllm.answers.deltas",
     "vllm.chat.answers": "vllm.answers.answer",
     "vllm.chat.messages": "vllm.answers.prompts.conversations",
-    "vllm.chat.templates": "vllm.answers.prompts.templates",
+    "vllm.chat.templates": "vllm.answers.prompts.writer",
 }
 
 

@@ -11,7 +11,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from models_util import random_prompts
+from safetensors.torch import load_file
 from tiny_llm import make_tiny_llm, make_tiny_model
 from transformers import AutoTokenizer
 
@@ -120,6 +122,16 @@ def test_calls_of_workers(llm):
     # As upstream's documents reach for the model.
     executor = llm.llm_engine.engine_core.engine_core.model_executor
     assert executor.driver_worker.worker.get_model() is executor.driver_worker.worker.model_runner.model
+
+
+def test_the_weight_of_an_embedding_whose_copy_the_head_has_packed(tmp_path):
+    folder = make_tiny_model(tmp_path, tie_word_embeddings=True)
+    llm = make_tiny_llm(folder)
+    weight, parameters = llm.apply_model(
+        lambda model: (model.model.embed_tokens.weight, dict(model.named_parameters()))
+    )[0]
+    assert "model.embed_tokens.weight" not in parameters
+    assert torch.equal(weight, load_file(folder / "model.safetensors")["model.embed_tokens.weight"])
 
 
 def test_an_engine_has_what_the_llm_has(llm):

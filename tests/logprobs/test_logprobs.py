@@ -125,7 +125,7 @@ def test_select_is_rectangular_and_in_the_order_asked(rng):
 
 @pytest.mark.parametrize("few", [0, 3, 64])
 def test_every_way_of_merging_and_finding_agrees(rng, few, monkeypatch):
-    monkeypatch.setattr("vllm.logprobs.flat_arrays._FEW", few)
+    monkeypatch.setattr("vllm.logprobs.flat._FEW", few)
     for _ in range(100):
         num_topk, num_ids = rng.integers(0, 8, 2)
         ids = [rng.permutation(VOCAB)[:num_ids].tolist() for _ in range(3)]

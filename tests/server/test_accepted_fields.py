@@ -15,8 +15,6 @@ from vllm.server.protocol.responses import ResponsesRequest
 from vllm.server.protocol.scoring import GenerativeScoringRequest, ScoringRequest
 from vllm.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 GREEDY = {"temperature": 0, "ignore_eos": True}
 TEMPLATE = {"chat_template": "{{ messages[0].content }}"}
 BODIES = {

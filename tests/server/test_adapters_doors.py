@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from asgi import AppThread, make_engine
+from asgi import Serve
 from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from models_util import make_random_model
 from tiny_adapters import make_adapter, merged
-
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
 # The tolerance of logprobs; probabilities and vectors differ by less.
 TOLERANCE = 2e-4
@@ -119,7 +116,7 @@ def differences(found: Any, wanted: Any, path: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_answers_are_those_of_the_merged_model(kind: str, tmp_path: Path) -> None:
+def test_answers_are_those_of_the_merged_model(serve: Serve, kind: str, tmp_path: Path) -> None:
     make, doors = KINDS[kind]
     model = make(tmp_path / "model")
     folder = make_adapter(tmp_path / "adapter", model)
@@ -129,19 +126,16 @@ def test_answers_are_those_of_the_merged_model(kind: str, tmp_path: Path) -> Non
         options |= {"max_num_seqs": 8}
     labels = {"score_template": "[{{ query }}|{{ document }}]:", "score_labels": ["y", "n"]}
     fields = labels if kind == "a generating model" else {}
-    with ExitStack() as stack:
-        servers = []
-        for name, own in (("model", {"enable_lora": True}), ("merged", {})):
-            make_byte_tokenizer(tmp_path / name)
-            modules = [f"one={folder}"] if own else None
-            engine = make_engine(tmp_path / name, **options, **own)
-            servers.append(stack.enter_context(AppThread(engine, lora_modules=modules, **fields)))
-            servers[-1].state.chat_template = TEMPLATE["chat_template"]
-        adapted, plain = servers
-        adapted.run(adapted.state.load_adapters())
-        for door, (path, body) in doors.items():
-            found, base = adapted.post(path, **body | {"model": "one"}), adapted.post(path, **body)
-            wanted = plain.post(path, **body)
-            assert not differences(found, wanted), door
-            assert differences(base, wanted), door
-            assert found.get("model", "one") == "one", door
+    for name in ("model", "merged"):
+        make_byte_tokenizer(tmp_path / name)
+    template = TEMPLATE["chat_template"]
+    with_adapters = {"enable_lora": True, **options}
+    adapted = serve(with_adapters, tmp_path / "model", template, lora_modules=[f"one={folder}"], **fields)
+    plain = serve(options, tmp_path / "merged", template, **fields)
+    adapted.run(adapted.state.load_adapters())
+    for door, (path, body) in doors.items():
+        found, base = adapted.post(path, **body | {"model": "one"}), adapted.post(path, **body)
+        wanted = plain.post(path, **body)
+        assert not differences(found, wanted), door
+        assert differences(base, wanted), door
+        assert found.get("model", "one") == "one", door

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from asgi import AppThread, make_engine
+from asgi import make_engine
 from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from models_util import make_random_model
 from tiny_adapters import make_adapter, merged
@@ -202,7 +202,7 @@ def test_resolvers(server, made, tmp_path, monkeypatch):
     assert known.asked[-1] == ("tiny", "nobody")
 
 
-def test_folders_are_found_by_their_names(made, tmp_path, monkeypatch):
+def test_folders_are_found_by_their_names(serve, made, tmp_path, monkeypatch):
     """VLLM_LORA_RESOLVER_CACHE_DIR: FOLDER/NAME, unless it is for another model."""
     found = tmp_path / "found"
     for name in ("two", "three"):
@@ -222,32 +222,32 @@ def test_folders_are_found_by_their_names(made, tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
     monkeypatch.setenv("VLLM_LORA_RESOLVER_CACHE_DIR", str(found))
     monkeypatch.setattr(LoRAResolverRegistry, "resolvers", {})
-    with AppThread(make_engine(made.folder / "model", enable_lora=True, max_loras=2)) as server:
-        assert LoRAResolverRegistry.get_supported_resolvers() == {"Filesystem Resolver"}
-        ids = server.engine.input_processor.tokenizer.encode(PROMPT)
-        for name, kind in (
-            ("three", "three"),
-            ("two", "two"),
-            ("of this", "two"),
-            ("org/deep", "two"),
-            ("three", "three"),
-        ):
-            assert complete(server, name)["choices"][0]["token_ids"] == made.tokens(kind, ids)
-        assert names(server) == ["tiny", "three", "two", "of this", "org/deep"]
-        for name in (
-            "of another model",
-            "of another kind",
-            "empty",
-            "../outside/adapter",
-            "org/../two",
-            "/two",
-            "..",
-            "",
-            "nobody",
-        ):
-            answer = server.request("POST", "/v1/completions", json={"model": name, "prompt": "a"})
-            assert answer.status_code in (400, 404) and str(found) not in answer.text, name
-        assert names(server) == ["tiny", "three", "two", "of this", "org/deep"]
+    server = serve({"enable_lora": True, "max_loras": 2}, made.folder / "model")
+    assert LoRAResolverRegistry.get_supported_resolvers() == {"Filesystem Resolver"}
+    ids = server.engine.input_processor.tokenizer.encode(PROMPT)
+    for name, kind in (
+        ("three", "three"),
+        ("two", "two"),
+        ("of this", "two"),
+        ("org/deep", "two"),
+        ("three", "three"),
+    ):
+        assert complete(server, name)["choices"][0]["token_ids"] == made.tokens(kind, ids)
+    assert names(server) == ["tiny", "three", "two", "of this", "org/deep"]
+    for name in (
+        "of another model",
+        "of another kind",
+        "empty",
+        "../outside/adapter",
+        "org/../two",
+        "/two",
+        "..",
+        "",
+        "nobody",
+    ):
+        answer = server.request("POST", "/v1/completions", json={"model": name, "prompt": "a"})
+        assert answer.status_code in (400, 404) and str(found) not in answer.text, name
+    assert names(server) == ["tiny", "three", "two", "of this", "org/deep"]
 
 
 def test_metrics_name_adapters(server):

@@ -11,8 +11,6 @@ import pytest
 from asgi import AppThread, Serve
 from bad_bodies import CHAT, COMPLETION, DECISION, DETOKENIZE, MESSAGE, RESPONSE, SCORING, SYSTEM_ONE, TOKENIZE
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 GREEDY = {"temperature": 0, "ignore_eos": True}
 TEMPLATE = {"chat_template": "{{ messages[0].content }}"}
 PAIRS = {"model": "tiny", "query": "ab", "documents": ["c", "d"]}

@@ -30,8 +30,6 @@ from tiny_llm import make_tiny_model
 from vllm import SamplingParams
 from vllm.server.http.routes import REQUEST_MODELS
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'nobody' %}{{ raise_exception('no such role') }}{% endif %}"
     "{{ m.role[0] }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from asgi import AppThread
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
 FIELDS = {"chat_template": TEMPLATE, "max_tokens": 3, "temperature": 0}
 CHATS = [[{"role": "user", "content": text}] for text in ("hi", "stop the", "hi")]

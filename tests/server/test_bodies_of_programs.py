@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from asgi import AppThread, Serve
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 TEMPLATE = "{% if tools %}<tool_call>{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 READ = {
     "type": "object",

@@ -12,8 +12,6 @@ from forced_tokens import FORCED
 
 from vllm.answers.answer import AnswerFormat
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
 ARGUMENTS = {"city": "Oslo or else Trondheim"}

@@ -10,8 +10,6 @@ from asgi import AppThread, Serve
 from byte_tokenizer import byte_ids
 from forced_tokens import FORCED
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 TEMPLATE = (
     "{% if tools %}{{ tools | length }} <tool_call>{% endif %}"
     "{% for m in messages %}{{ m.role }}: {{ m.content }}"

@@ -10,8 +10,6 @@ from asgi import AppThread, Serve
 from channel_template import TEMPLATE
 from forced_tokens import FORCED
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}}]
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"

@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from asgi import AppThread, make_engine
 from live_server import LiveServer
 from real_sockets import PATIENCE, RawClient, listening
 from tiny_llm import make_tiny_llm
@@ -88,15 +87,15 @@ def check(answers: list[dict[str, Any] | None], cases: list[Case], expected: lis
             case.check(answer, own)
 
 
-def test_every_block_is_free_afterwards(folder, cases, expected):
+def test_every_block_is_free_afterwards(serve, folder, cases, expected):
     async def run():
         async with listening(app.engine) as server:
             answers = await crowd(server.port, cases)
             await server.empty()
             return answers
 
-    with AppThread(make_engine(folder, max_num_seqs=NUM_SLOTS)) as app:
-        check(app.run(run()), cases, expected)
+    app = serve({"max_num_seqs": NUM_SLOTS}, folder)
+    check(app.run(run()), cases, expected)
 
 
 def test_a_server_of_its_own_is_idle_afterwards(folder, cases, expected):

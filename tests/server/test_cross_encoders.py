@@ -129,10 +129,9 @@ def test_long_documents_lose_their_end(server, reference):
     assert cut["score"] == pytest.approx(want[0], abs=1e-5)
 
 
-def test_a_template_joins_texts(reference):
-    engine = make_engine(reference[0], max_model_len=LENGTH)
-    with AppThread(engine, score_template="{{ instruction }}: {{ query }} {{ document }}") as app:
-        (got,) = app.post("/score", text_1="a cat", text_2="a dog", instruction="find")["data"]
+def test_a_template_joins_texts(serve, reference):
+    app = serve({"max_model_len": LENGTH}, reference[0], score_template="{{ instruction }}: {{ query }} {{ document }}")
+    (got,) = app.post("/score", text_1="a cat", text_2="a dog", instruction="find")["data"]
     _, model, tokenizer = reference
     with torch.no_grad():
         want = model(**tokenizer("find: a cat a dog", return_tensors="pt")).logits.sigmoid().item()
@@ -162,18 +161,18 @@ def test_what_is_refused(server, path, body, param):
     assert param != "model" or "scores pairs of texts (/rerank, /score)" in error["message"]
 
 
-def test_classes_are_those_of_transformers(tmp_path, minilm):
+def test_classes_are_those_of_transformers(serve, tmp_path, minilm):
     names = {0: "fine", 1: "spoiled", 2: "other"}
     model, tokenizer = make_classifier(tmp_path, minilm, id2label=names)
     with torch.no_grad():
         scores = [model(**tokenizer(text, return_tensors="pt")).logits[0] for text in DOCUMENTS]
-    with AppThread(make_engine(tmp_path, max_model_len=LENGTH)) as app:
-        answer = app.post("/classify", input=DOCUMENTS)
-        for path, key in (("/classify", "probs"), ("/pooling", "data"), ("/invocations", "probs")):
-            plain = app.post(path, input=tokenizer(DOCUMENTS[0])["input_ids"], use_activation=False)["data"][0][key]
-            torch.testing.assert_close(torch.tensor(plain), scores[0], atol=1e-4, rtol=0)
-        for path, body in (("/score", {"text_1": "a", "text_2": "b"}), ("/rerank", {"query": "a", "documents": ["b"]})):
-            assert "would need one label" in refused(app, path, body)["message"]
+    app = serve({"max_model_len": LENGTH}, tmp_path)
+    answer = app.post("/classify", input=DOCUMENTS)
+    for path, key in (("/classify", "probs"), ("/pooling", "data"), ("/invocations", "probs")):
+        plain = app.post(path, input=tokenizer(DOCUMENTS[0])["input_ids"], use_activation=False)["data"][0][key]
+        torch.testing.assert_close(torch.tensor(plain), scores[0], atol=1e-4, rtol=0)
+    for path, body in (("/score", {"text_1": "a", "text_2": "b"}), ("/rerank", {"query": "a", "documents": ["b"]})):
+        assert "would need one label" in refused(app, path, body)["message"]
     for index, (got, own) in enumerate(zip(answer["data"], scores, strict=True)):
         assert (got["index"], got["label"], got["num_classes"]) == (index, names[int(own.argmax())], 3)
         torch.testing.assert_close(torch.tensor(got["probs"]), own.softmax(-1), atol=1e-5, rtol=0)
@@ -207,11 +206,10 @@ def test_templates_that_nothing_uses_are_refused(which, args, problem, reference
         engine.shutdown()
 
 
-def test_a_chat_template_is_not_of_embedded_pairs(minilm):
-    engine = make_engine(minilm, max_model_len=LENGTH)
-    with AppThread(engine) as app:
-        plain = app.post("/score", text_1="a", text_2=["a", "b"])["data"]
-        app.state.chat_template = "{{ query }}"
-        assert app.post("/score", text_1="a", text_2=["a", "b"])["data"] == plain
+def test_a_chat_template_is_not_of_embedded_pairs(serve, minilm):
+    app = serve({"max_model_len": LENGTH}, minilm)
+    plain = app.post("/score", text_1="a", text_2=["a", "b"])["data"]
+    app.state.chat_template = "{{ query }}"
+    assert app.post("/score", text_1="a", text_2=["a", "b"])["data"] == plain
     with pytest.raises(VLLMValidationError, match="this one is a bi-encoder"):
         LLM(str(minilm), max_model_len=LENGTH).score("a", "b", chat_template="plain", use_tqdm=False)

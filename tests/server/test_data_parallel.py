@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-from asgi import AppThread, make_engine
 from live_server import LiveServer
 from slow_processor import HANG
 from test_launcher import NUM_TOKENS, PROMPT, InFlight, assert_gone, servers, wait_for
@@ -65,13 +64,14 @@ def metric(server: LiveServer, name: str, more: str = "") -> list[float]:
     return [float(value) for _, value in found]
 
 
-def test_answers_equal_those_of_one_engine(folder, server):
+def test_answers_equal_those_of_one_engine(folder, server, serve):
     def ask(url: str, body: dict[str, Any]) -> Any:
         answer = httpx.post(server.url + url, json={"model": "tiny", **body}, timeout=60)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    with AppThread(make_engine(folder)) as single, ThreadPoolExecutor(len(BODIES)) as pool:
+    single = serve({}, folder)
+    with ThreadPoolExecutor(len(BODIES)) as pool:
         answers = [pool.submit(ask, url, body) for url, body in BODIES]
         for (url, body), answer in zip(BODIES, answers, strict=True):
             assert_same(single.post(url, **body), answer.result())

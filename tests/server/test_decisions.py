@@ -10,8 +10,6 @@ from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from decision_reference import assert_answer
 from models_util import make_random_model
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 URL = "/v1/decisions"
 INPUT = "The package arrived with a broken screen."
 PREDICATE = {"type": "predicate", "name": "damaged", "instructions": "Does the customer report damage?"}

@@ -9,7 +9,6 @@ import shutil
 import pytest
 import torch
 import transformers
-from asgi import AppThread, make_engine
 from minilm import extract_minilm
 
 from vllm import LLM
@@ -116,21 +115,21 @@ def test_scores(declared):
     assert [each.outputs.score for each in other] != pytest.approx(want, abs=1e-3)
 
 
-def test_over_http(declared):
+def test_over_http(serve, declared):
     _, folder, *_ = declared
-    with AppThread(make_engine(folder, dtype="float32"), served_model_name=["tiny"]) as server:
-        for fields in ({}, {"instruction": "which place"}):
-            answer = server.post("/score", text_1=QUERY, text_2=DOCUMENTS, **fields)
-            found = [each["score"] for each in answer["data"]]
-            assert found == pytest.approx(expected(declared, fields.get("instruction")), abs=1e-5)
-            # Words that spell a special token are text.
-            spelt = [f"{DOCUMENTS[0]} [SEP] a", DOCUMENTS[1]]
-            answer = server.post("/score", text_1=QUERY, text_2=spelt, **fields)
-            found = [each["score"] for each in answer["data"]]
-            assert found == pytest.approx(expected(declared, fields.get("instruction"), spelt), abs=1e-5)
-        answer = server.post("/rerank", query=QUERY, documents=DOCUMENTS)
-        found = {each["index"]: each["relevance_score"] for each in answer["results"]}
-        assert [found[index] for index in range(3)] == pytest.approx(expected(declared), abs=1e-5)
+    server = serve({}, folder)
+    for fields in ({}, {"instruction": "which place"}):
+        answer = server.post("/score", text_1=QUERY, text_2=DOCUMENTS, **fields)
+        found = [each["score"] for each in answer["data"]]
+        assert found == pytest.approx(expected(declared, fields.get("instruction")), abs=1e-5)
+        # Words that spell a special token are text.
+        spelt = [f"{DOCUMENTS[0]} [SEP] a", DOCUMENTS[1]]
+        answer = server.post("/score", text_1=QUERY, text_2=spelt, **fields)
+        found = [each["score"] for each in answer["data"]]
+        assert found == pytest.approx(expected(declared, fields.get("instruction"), spelt), abs=1e-5)
+    answer = server.post("/rerank", query=QUERY, documents=DOCUMENTS)
+    found = {each["index"]: each["relevance_score"] for each in answer["results"]}
+    assert [found[index] for index in range(3)] == pytest.approx(expected(declared), abs=1e-5)
 
 
 def test_instructions_of_templates_without_the_variable(declared):
@@ -145,7 +144,7 @@ def test_instructions_of_templates_without_the_variable(declared):
 
 
 @pytest.mark.parametrize(("has_other", "activation"), [(False, "Sigmoid"), (False, "Identity"), (True, "Identity")])
-def test_scores_that_are_logits(declared, has_other, activation, tmp_path):
+def test_scores_that_are_logits(serve, declared, has_other, activation, tmp_path):
     kind, source, *_ = declared
     if kind == "classifier":
         return
@@ -161,15 +160,15 @@ def test_scores_that_are_logits(declared, has_other, activation, tmp_path):
     llm = LLM(str(folder), dtype="float32")
     got = [each.outputs.score for each in llm.score(QUERY, DOCUMENTS, use_tqdm=False)]
     assert got == pytest.approx(scores, abs=1e-4)
-    with AppThread(make_engine(folder, dtype="float32")) as server:
-        for fields, expected in (({}, scores), ({"use_activation": False}, logits)):
-            answer = server.post("/score", text_1=QUERY, text_2=DOCUMENTS, **fields)
-            assert [each["score"] for each in answer["data"]] == pytest.approx(expected, abs=1e-4)
-        answer = server.post("/rerank", query=QUERY, documents=DOCUMENTS[:1], return_readings=True)
-        answers = answer["results"][0]["readings"]["answers"]
-        assert len(answers) == 1 + has_other and answers[0]["logit"] == pytest.approx(
-            logits_of_answers(declared, QUERY, DOCUMENTS[:1])[0, 0].item(), abs=1e-4
-        )
+    server = serve({}, folder)
+    for fields, expected in (({}, scores), ({"use_activation": False}, logits)):
+        answer = server.post("/score", text_1=QUERY, text_2=DOCUMENTS, **fields)
+        assert [each["score"] for each in answer["data"]] == pytest.approx(expected, abs=1e-4)
+    answer = server.post("/rerank", query=QUERY, documents=DOCUMENTS[:1], return_readings=True)
+    answers = answer["results"][0]["readings"]["answers"]
+    assert len(answers) == 1 + has_other and answers[0]["logit"] == pytest.approx(
+        logits_of_answers(declared, QUERY, DOCUMENTS[:1])[0, 0].item(), abs=1e-4
+    )
 
 
 def test_prompts_are_as_long_as_the_folder_says(declared, tmp_path):

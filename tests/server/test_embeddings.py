@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from asgi import AppThread, Serve, make_engine
+from asgi import AppThread, Serve
 from minilm import extract_minilm
 from openai import AsyncOpenAI
-from tiny_llm import make_tiny_model
 
 from vllm import LLM, PoolingParams
 from vllm.entrypoints.pooling.utils import MetadataItem, build_metadata_items, decode_pooling_output
@@ -119,11 +118,11 @@ def test_what_the_model_cannot_do(server, path, body):
     assert server.post("/tokenize", prompt="a")["count"] == 3
 
 
-def test_a_generating_model_says_so(tmp_path):
-    with AppThread(make_engine(make_tiny_model(tmp_path))) as app:
-        for path in ("/v1/embeddings", "/classify", "/pooling", "/invocations"):
-            assert "generates" in refused(app, {"input": "a"}, path)["message"]
-        assert "generates" in refused(app, {"texts": ["a"]}, "/v2/embed")["message"]
+def test_a_generating_model_says_so(serve):
+    app = serve()
+    for path in ("/v1/embeddings", "/classify", "/pooling", "/invocations"):
+        assert "generates" in refused(app, {"input": "a"}, path)["message"]
+    assert "generates" in refused(app, {"texts": ["a"]}, "/v2/embed")["message"]
 
 
 def test_conversations_and_special_tokens(server, expected):

@@ -11,8 +11,6 @@ from forced_tokens import FORCED
 
 from vllm.tool_parsers import ToolParserManager
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}}]
 FORMATS = {

@@ -26,8 +26,6 @@ from bad_bodies import (
 
 from vllm.server.http.routes import REQUEST_MODELS
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 MAX_MODEL_LEN = 128
 NUM_BODIES = 250
 NUM_BYTES = 100

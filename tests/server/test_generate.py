@@ -9,13 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from asgi import AppThread, client_of, make_engine
+from asgi import client_of
 from byte_tokenizer import VOCAB_SIZE, byte_ids
 from tiny_llm import make_tiny_model
 
 from vllm.server.protocol.generate import GenerateResponse
-
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
 PATH = "/inference/v1/generate"
 IDS = byte_ids("a prompt of a few blocks' length, which is cached")
@@ -208,16 +206,16 @@ def test_bad_bodies(server, body, param, says):
     assert error["param"].removesuffix(f"[{0}]") == param
 
 
-def test_without_a_tokenizer(tmp_path):
+def test_without_a_tokenizer(serve, tmp_path):
     folder = make_tiny_model(tmp_path)
-    with AppThread(make_engine(folder, skip_tokenizer_init=True)) as server:
-        assert generate(server, sampling_params={"logprobs": 1})["choices"][0]["token_ids"]
-        for body, says in (
-            ({"output_mode": "text"}, "requires a tokenizer"),
-            ({"sampling_params": {"stop": "a"}}, "stop strings need"),
-        ):
-            response = server.request("POST", PATH, json={"token_ids": IDS, "sampling_params": {}, **body})
-            assert response.status_code == 400 and says in response.json()["error"]["message"]
+    server = serve({"skip_tokenizer_init": True}, folder)
+    assert generate(server, sampling_params={"logprobs": 1})["choices"][0]["token_ids"]
+    for body, says in (
+        ({"output_mode": "text"}, "requires a tokenizer"),
+        ({"sampling_params": {"stop": "a"}}, "stop strings need"),
+    ):
+        response = server.request("POST", PATH, json={"token_ids": IDS, "sampling_params": {}, **body})
+        assert response.status_code == 400 and says in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("mode", ["tokens", "text"])

@@ -12,8 +12,6 @@ from forced_tokens import FORCED
 
 from vllm.answers.syntax.typed_values import loaded
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}"
     "{{ c.function.arguments | tojson }}{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}"

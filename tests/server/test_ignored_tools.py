@@ -16,8 +16,6 @@ from vllm.server.http import middleware
 from vllm.server.server_args import ServerArgs
 from vllm.server.state import ServerState
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 IGNORES = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 SHOWS = "{{ tools | tojson if tools else '' }}" + IGNORES
 USER = [{"role": "user", "content": "?"}]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from asgi import AppThread, make_engine
 from minilm import extract_minilm
 from tiny_encoders import PROMPTS, SIZES, TOLERANCE, add_modules, save, tensors
 
@@ -69,38 +68,37 @@ def test_limits_without_parts(tmp_path):
     assert len(llm.embed([LONG[-1] * 20], use_tqdm=False)[0].prompt_token_ids) == 3000
 
 
-def test_over_http(tmp_path, monkeypatch):
+def test_over_http(serve, tmp_path, monkeypatch):
     folder = extract_minilm(tmp_path)
-    engine = make_engine(folder, max_model_len=16, pooler_config={**PARTS, "max_embed_len": 100})
     words, short = "word " * 60, "The cat sits on the mat."
     llm = LLM(str(folder), max_model_len=16, pooler_config={**PARTS, "max_embed_len": 100})
     expected = np.array([each.outputs.embedding for each in llm.embed([short, words], use_tqdm=False)])
-    with AppThread(engine, served_model_name=["tiny"]) as server:
-        answer = server.post("/v1/embeddings", input=[short, words])
-        found = np.array([each["embedding"] for each in answer["data"]])
-        np.testing.assert_allclose(found, expected, atol=1e-5)
-        ids = [server.state.engine.input_processor.tokenizer.encode(text) for text in (short, words)]
-        assert answer["usage"]["prompt_tokens"] == sum(map(len, ids)) > 70
-        answer = server.post("/v2/embed", texts=[short, words], input_type="search_document")
-        np.testing.assert_allclose(np.array(answer["embeddings"]["float"]), expected, atol=1e-5)
-        answer = server.request("POST", "/v1/embeddings", json={"input": "word " * 120})
-        assert answer.status_code == 400 and "is 100 tokens" in answer.json()["error"]["message"]
-        answer = server.request("POST", "/pooling", json={"input": words, "task": "token_embed"})
-        assert answer.status_code == 400 and "is 16 tokens" in answer.json()["error"]["message"]
-        monkeypatch.setattr(ServerState, "max_sequences", 3)
-        answer = server.request("POST", "/v1/embeddings", json={"input": words})
-        assert answer.status_code == 400 and "part of a text" in answer.json()["error"]["message"]
-        # Each text of a pair is read whole.
-        assert server.request("POST", "/score", json={"text_1": short, "text_2": words}).status_code == 400
+    server = serve({"max_model_len": 16, "pooler_config": {**PARTS, "max_embed_len": 100}}, folder)
+    answer = server.post("/v1/embeddings", input=[short, words])
+    found = np.array([each["embedding"] for each in answer["data"]])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    ids = [server.engine.input_processor.tokenizer.encode(text) for text in (short, words)]
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, ids)) > 70
+    answer = server.post("/v2/embed", texts=[short, words], input_type="search_document")
+    np.testing.assert_allclose(np.array(answer["embeddings"]["float"]), expected, atol=1e-5)
+    answer = server.request("POST", "/v1/embeddings", json={"input": "word " * 120})
+    assert answer.status_code == 400 and "is 100 tokens" in answer.json()["error"]["message"]
+    answer = server.request("POST", "/pooling", json={"input": words, "task": "token_embed"})
+    assert answer.status_code == 400 and "is 16 tokens" in answer.json()["error"]["message"]
+    monkeypatch.setattr(ServerState, "max_sequences", 3)
+    answer = server.request("POST", "/v1/embeddings", json={"input": words})
+    assert answer.status_code == 400 and "part of a text" in answer.json()["error"]["message"]
+    # Each text of a pair is read whole.
+    assert server.request("POST", "/score", json={"text_1": short, "text_2": words}).status_code == 400
 
 
-def test_limit_of_pairs(tmp_path):
+def test_limit_of_pairs(serve, tmp_path):
     folder, long = extract_minilm(tmp_path), "word " * 20
     pooler = {"max_embed_len": 8}
     with pytest.raises(VLLMValidationError, match=r"data_2\[0\] .* maximum context length is 8 tokens"):
         LLM(str(folder), pooler_config=pooler).score("a", [long], use_tqdm=False)
-    with AppThread(make_engine(folder, pooler_config=pooler)) as server:
-        answer = server.request("POST", "/score", json={"text_1": "a", "text_2": [long]})
-        assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
-        answer = server.post("/score", text_1="a", text_2=[long], truncate_prompt_tokens=-1)
-        assert answer["usage"]["prompt_tokens"] == 8 + 3
+    server = serve({"pooler_config": pooler}, folder)
+    answer = server.request("POST", "/score", json={"text_1": "a", "text_2": [long]})
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+    answer = server.post("/score", text_1="a", text_2=[long], truncate_prompt_tokens=-1)
+    assert answer["usage"]["prompt_tokens"] == 8 + 3

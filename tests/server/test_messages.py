@@ -11,8 +11,6 @@ from asgi import AppThread, Serve
 
 from vllm.server.protocol.messages import MessageEvent, MessageObject
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"

@@ -13,8 +13,6 @@ import pytest
 from asgi import AppThread, Serve
 from tiny_llm import make_tiny_model
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8").partition("<!-- made by")[0]
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from asgi import AppThread, Serve, make_engine, server_args
+from asgi import AppThread, Serve, server_args
 from pictures import data_url, drawn, file_of, png_of_size
 from PIL import Image
 from tiny_vision import make_vision_model
@@ -399,16 +399,16 @@ def test_a_text_that_equals_the_placeholder_is_no_picture(server):
     assert chat(server, user("<|image_pad|>"))["choices"][0]["finish_reason"] == "length"
 
 
-def test_models_of_texts_and_text_only_servers_say_so(folder):
-    with AppThread(make_engine(folder, max_model_len=300, language_model_only=True)) as app:
-        app.state.chat_template = TEMPLATE
-        error = refused(app, messages=[user("a", part())])
-        assert error["param"] == "messages[0].content" and "language_model_only" in error["message"]
-        image = {"type": "image", "source": {"type": "url", "url": data_url(FIRST)}}
-        assert "language_model_only" in refused(app, "/v1/messages", max_tokens=1, messages=[user(image)])["message"]
-        item = {"role": "user", "content": [{"type": "input_image", "image_url": data_url(FIRST)}]}
-        assert "language_model_only" in refused(app, "/v1/responses", input=[item])["message"]
-        assert chat(app, user("a"))["choices"]
+def test_models_of_texts_and_text_only_servers_say_so(serve, folder):
+    app = serve({"max_model_len": 300, "language_model_only": True}, folder)
+    app.state.chat_template = TEMPLATE
+    error = refused(app, messages=[user("a", part())])
+    assert error["param"] == "messages[0].content" and "language_model_only" in error["message"]
+    image = {"type": "image", "source": {"type": "url", "url": data_url(FIRST)}}
+    assert "language_model_only" in refused(app, "/v1/messages", max_tokens=1, messages=[user(image)])["message"]
+    item = {"role": "user", "content": [{"type": "input_image", "image_url": data_url(FIRST)}]}
+    assert "language_model_only" in refused(app, "/v1/responses", input=[item])["message"]
+    assert chat(app, user("a"))["choices"]
 
 
 def test_others_go_on_while_pictures_are_decoded(server, monkeypatch):

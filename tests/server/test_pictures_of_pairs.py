@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from asgi import AppThread, make_engine
 from pictures import data_url, drawn
 from tiny_vision import Reference, make_chat_model
 
@@ -99,25 +98,25 @@ def test_scores_offline(tiny, llm):
     assert one.outputs.score == close(want[0])
 
 
-def test_scores_over_http(tiny):
-    with AppThread(make_engine(tiny[0], **FIELDS), served_model_name=["Qwen3-VL-Reranker-2B"]) as server:
-        for path in ("/score", "/v1/score"):
-            data = server.post(path, model=None, text_1="which?", text_2=DOCUMENTS[:3])["data"]
-            assert [each["score"] for each in data] == close(expected(tiny))
-        data = server.post("/score", model=None, data_1="which?", data_2=DOCUMENTS[0], instruction="look")["data"]
-        assert [each["score"] for each in data] == close(expected(tiny, "look")[:1])
-        want = expected(tiny)
-        for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-            results = server.post(path, model=None, query="which?", documents=DOCUMENTS[:3])["results"]
-            scores = {each["index"]: each["relevance_score"] for each in results}
-            assert [scores[index] for index in range(3)] == close(want)
-            assert [each["index"] for each in results] == np.argsort(-np.array(want)).tolist()
-            own = {each["index"]: each["document"] for each in results}
-            assert own[1]["text"] == "words alone" and own[0] == {"text": None, "multi_modal": DOCUMENTS[0]}
-        query = {"content": [text("like "), image(SECOND)]}
-        (first, *_) = server.post("/rerank", model=None, query=query, documents=DOCUMENTS[:1])["results"]
-        want = expected(tiny, query=(f"like {PLACE}", [SECOND]))
-        assert first["relevance_score"] == close(want[0])
+def test_scores_over_http(serve, tiny):
+    server = serve(FIELDS, tiny[0], served_model_name=["Qwen3-VL-Reranker-2B"])
+    for path in ("/score", "/v1/score"):
+        data = server.post(path, model=None, text_1="which?", text_2=DOCUMENTS[:3])["data"]
+        assert [each["score"] for each in data] == close(expected(tiny))
+    data = server.post("/score", model=None, data_1="which?", data_2=DOCUMENTS[0], instruction="look")["data"]
+    assert [each["score"] for each in data] == close(expected(tiny, "look")[:1])
+    want = expected(tiny)
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        results = server.post(path, model=None, query="which?", documents=DOCUMENTS[:3])["results"]
+        scores = {each["index"]: each["relevance_score"] for each in results}
+        assert [scores[index] for index in range(3)] == close(want)
+        assert [each["index"] for each in results] == np.argsort(-np.array(want)).tolist()
+        own = {each["index"]: each["document"] for each in results}
+        assert own[1]["text"] == "words alone" and own[0] == {"text": None, "multi_modal": DOCUMENTS[0]}
+    query = {"content": [text("like "), image(SECOND)]}
+    (first, *_) = server.post("/rerank", model=None, query=query, documents=DOCUMENTS[:1])["results"]
+    want = expected(tiny, query=(f"like {PLACE}", [SECOND]))
+    assert first["relevance_score"] == close(want[0])
 
 
 @pytest.mark.parametrize(

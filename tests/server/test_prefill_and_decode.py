@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgi import AppThread, make_engine
-
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
+from asgi import AppThread
 
 PROMPT = [3 + number * 7 % 200 for number in range(101)]
 BODY = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0, "logprobs": 3, "ignore_eos": True}
@@ -28,30 +26,23 @@ def store(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("store")
 
 
-def serving(folder: Path, **fields: Any) -> AppThread:
-    return AppThread(make_engine(folder, **fields), served_model_name=None, access_log=False)
+@pytest.fixture(scope="module")
+def prefill(serve, folder, store) -> AppThread:
+    return serve({"kv_store": str(store)}, folder)
 
 
 @pytest.fixture(scope="module")
-def prefill(folder, store) -> Iterator[AppThread]:
-    with serving(folder, kv_store=str(store)) as app:
-        yield app
+def decode(serve, folder, store) -> AppThread:
+    return serve({"kv_store": str(store)}, folder)
 
 
 @pytest.fixture(scope="module")
-def decode(folder, store) -> Iterator[AppThread]:
-    with serving(folder, kv_store=str(store)) as app:
-        yield app
-
-
-@pytest.fixture(scope="module")
-def connected(folder, tmp_path_factory) -> Iterator[AppThread]:
+def connected(serve, folder, tmp_path_factory) -> Iterator[AppThread]:
     config = {"kv_connector": "FileConnector", "kv_connector_module_path": "file_connector", "kv_role": "kv_both"}
     config["kv_connector_extra_config"] = {"folder": str(tmp_path_factory.mktemp("blocks"))}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(CONNECTORS))
-        with serving(folder, kv_transfer_config=config) as app:
-            yield app
+        yield serve({"kv_transfer_config": config}, folder)
 
 
 def send(server: AppThread, path: str, body: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -105,11 +96,11 @@ def test_others_than_objects_are_refused(prefill):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "vllm_xargs")
 
 
-def test_without_either_they_are_refused(folder):
-    with serving(folder) as server:
-        for path, body in (("/v1/completions", BODY), ("/v1/chat/completions", CHAT)):
-            given = {"kv_transfer_params": {"do_remote_decode": True}}
-            for fields in (given, {"vllm_xargs": given}):
-                answer = server.request("POST", path, json={**body, **fields})
-                assert (answer.status_code, answer.json()["error"]["param"]) == (400, "kv_transfer_params")
-            assert server.request("POST", path, json={**body, "kv_transfer_params": {}}).status_code == 200
+def test_without_either_they_are_refused(serve, folder):
+    server = serve({}, folder)
+    for path, body in (("/v1/completions", BODY), ("/v1/chat/completions", CHAT)):
+        given = {"kv_transfer_params": {"do_remote_decode": True}}
+        for fields in (given, {"vllm_xargs": given}):
+            answer = server.request("POST", path, json={**body, **fields})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "kv_transfer_params")
+        assert server.request("POST", path, json={**body, "kv_transfer_params": {}}).status_code == 200

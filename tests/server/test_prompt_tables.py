@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import safetensors.numpy
 import torch
-from asgi import AppThread, Serve, make_engine
+from asgi import AppThread, Serve
 from byte_tokenizer import VOCAB_SIZE, byte_ids
 from real_sockets import RawClient, listening
 from tiny_llm import make_tiny_model
@@ -25,8 +25,6 @@ from vllm.logprobs.divergence import kl_terms
 from vllm.server.protocol.generate import GenerateResponse
 from vllm.server.protocol.generation import CompletionResponse
 from vllm.server.serving.generation.prompt_tables import ARROW, BODY_TYPES, BYTES, SAFETENSORS, accepted_body
-
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
 
 GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 IDS = byte_ids("a prompt whose readings come in several parts, each of a step")
@@ -167,21 +165,20 @@ def test_every_form_has_the_models_readings(server, reference, path):
 
 
 @pytest.mark.parametrize("fields", [{"tensor_parallel_size": 2}, {"num_gpu_blocks_override": 9}], ids=["two", "tight"])
-def test_over_ranks_and_after_preemption(folder, reference, fields):
-    engine = make_engine(folder, max_num_batched_tokens=16, max_num_seqs=8, enable_prefix_caching=False, **fields)
-    with AppThread(engine) as server:
-        neighbours = [
-            server.begin("POST", COMPLETIONS, json=body(COMPLETIONS, max_tokens=50, ignore_eos=True)) for _ in range(3)
-        ]
-        asked = body(GENERATE, encoding_format="base64", max_tokens=40, ignore_eos=True, **READ)
-        begun = server.begin("POST", GENERATE, json=asked)
-        for kind in (ARROW, SAFETENSORS):
-            assert_true(as_bytes(server, GENERATE, kind, **READ), reference, num_topk=2)
-        tables = begun.result(60).json()["prompt_tables"]
-        assert_true({name: array_of(each) for name, each in tables.items()}, reference, num_topk=2)
-        assert [each.result(60).json()["usage"]["completion_tokens"] for each in neighbours] == [50] * 3
-        preempted = re.search(r"vllm:num_preemptions_total\{.*\} (\S+)", server.request("GET", "/metrics").text)
-        assert (float(preempted[1]) > 0) == ("num_gpu_blocks_override" in fields)
+def test_over_ranks_and_after_preemption(serve, folder, reference, fields):
+    server = serve({"max_num_batched_tokens": 16, "max_num_seqs": 8, "enable_prefix_caching": False, **fields}, folder)
+    neighbours = [
+        server.begin("POST", COMPLETIONS, json=body(COMPLETIONS, max_tokens=50, ignore_eos=True)) for _ in range(3)
+    ]
+    asked = body(GENERATE, encoding_format="base64", max_tokens=40, ignore_eos=True, **READ)
+    begun = server.begin("POST", GENERATE, json=asked)
+    for kind in (ARROW, SAFETENSORS):
+        assert_true(as_bytes(server, GENERATE, kind, **READ), reference, num_topk=2)
+    tables = begun.result(60).json()["prompt_tables"]
+    assert_true({name: array_of(each) for name, each in tables.items()}, reference, num_topk=2)
+    assert [each.result(60).json()["usage"]["completion_tokens"] for each in neighbours] == [50] * 3
+    preempted = re.search(r"vllm:num_preemptions_total\{.*\} (\S+)", server.request("GET", "/metrics").text)
+    assert (float(preempted[1]) > 0) == ("num_gpu_blocks_override" in fields)
 
 
 @pytest.mark.parametrize("given", [STUDENT.tolist(), npy(STUDENT)], ids=["lists", "npy"])

@@ -9,8 +9,6 @@ import pytest
 from asgi import AppThread, Serve
 from forced_tokens import FORCED
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }} {{ m.reasoning_content }}\n{% endfor %}assistant:"
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"

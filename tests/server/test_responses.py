@@ -10,8 +10,6 @@ from asgi import AppThread, Serve
 
 from vllm.server.protocol.responses import ResponseEvent, ResponseObject
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 GREEDY = {"temperature": 0, "ignore_eos": True, "max_output_tokens": 4}
 PATH = "/v1/responses"

@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from asgi import AppThread, client_of, make_engine
+from asgi import client_of
 from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from models_util import make_random_model
 from tiny_llm import make_tiny_llm
@@ -258,40 +258,39 @@ def test_no_template_is_none_that_is_refused():
 
 
 @pytest.mark.parametrize("runner", ["auto", "pooling"])
-def test_over_http(qwen3, log, runner):
+def test_over_http(serve, qwen3, log, runner):
     folder, model = qwen3
-    engine = make_engine(folder, max_model_len=LENGTH, hf_overrides=ORIGINAL, runner=runner)
-    with AppThread(engine) as app:
-        args = make_arg_parser(argparse.ArgumentParser()).parse_args(["--model", str(folder)])
-        app.run(init_app_state(engine, SimpleNamespace(), args))
-        assert len(log()) == 1
-        encode = engine.input_processor.tokenizer.encode
-        answers = [encode(word)[0] for word in ("no", "yes")]
+    app = serve({"max_model_len": LENGTH, "hf_overrides": ORIGINAL, "runner": runner}, folder)
+    args = make_arg_parser(argparse.ArgumentParser()).parse_args(["--model", str(folder)])
+    app.run(init_app_state(app.engine, SimpleNamespace(), args))
+    assert len(log()) == 1
+    encode = app.engine.input_processor.tokenizer.encode
+    answers = [encode(word)[0] for word in ("no", "yes")]
 
-        def want(text: str) -> float:
-            return share(model, encode(text), answers)
+    def want(text: str) -> float:
+        return share(model, encode(text), answers)
 
-        render = TEMPLATES["qwen3-reranker"].render
-        expected = [want(render(QUERY, each)) for each in DOCUMENTS[:2]]
-        for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
-            results = app.post(path, query=QUERY, documents=DOCUMENTS[:2], top_n=2.0)["results"]
-            found = {each["index"]: each["relevance_score"] for each in results}
-            assert [found[0], found[1]] == pytest.approx(expected, abs=1e-5)
-        asked = app.post("/score", text_1=QUERY, text_2=DOCUMENTS[:2], instruction="find noodles")["data"]
-        told = [want(render(QUERY, each, "find noodles")) for each in DOCUMENTS[:2]]
-        assert [each["score"] for each in asked] == pytest.approx(told, abs=1e-5)
-        logits = app.post("/score", text_1=QUERY, text_2=DOCUMENTS[:2], use_activation=False)["data"]
-        odds = [math.log(each / (1 - each)) for each in expected]
-        assert [each["score"] for each in logits] == pytest.approx(odds, abs=1e-4)
-        assert len(log()) == 1
+    render = TEMPLATES["qwen3-reranker"].render
+    expected = [want(render(QUERY, each)) for each in DOCUMENTS[:2]]
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        results = app.post(path, query=QUERY, documents=DOCUMENTS[:2], top_n=2.0)["results"]
+        found = {each["index"]: each["relevance_score"] for each in results}
+        assert [found[0], found[1]] == pytest.approx(expected, abs=1e-5)
+    asked = app.post("/score", text_1=QUERY, text_2=DOCUMENTS[:2], instruction="find noodles")["data"]
+    told = [want(render(QUERY, each, "find noodles")) for each in DOCUMENTS[:2]]
+    assert [each["score"] for each in asked] == pytest.approx(told, abs=1e-5)
+    logits = app.post("/score", text_1=QUERY, text_2=DOCUMENTS[:2], use_activation=False)["data"]
+    odds = [math.log(each / (1 - each)) for each in expected]
+    assert [each["score"] for each in logits] == pytest.approx(odds, abs=1e-4)
+    assert len(log()) == 1
 
-        async def plainly(**body: Any) -> Any:
-            async with client_of(engine, score_template="none") as client:
-                return await client.post("/score", json={"text_1": QUERY, "text_2": DOCUMENTS[:2], **body})
+    async def plainly(**body: Any) -> Any:
+        async with client_of(app.engine, score_template="none") as client:
+            return await client.post("/score", json={"text_1": QUERY, "text_2": DOCUMENTS[:2], **body})
 
-        glued = app.run(plainly()).json()["data"]
-        texts = [QUERY + each for each in DOCUMENTS[:2]]
-        assert [each["score"] for each in glued] == pytest.approx([want(text) for text in texts], abs=1e-5)
-        error = app.run(plainly(instruction="find"))
-        assert (error.status_code, error.json()["error"]["param"]) == (400, "instruction")
-        assert len(log()) == 1
+    glued = app.run(plainly()).json()["data"]
+    texts = [QUERY + each for each in DOCUMENTS[:2]]
+    assert [each["score"] for each in glued] == pytest.approx([want(text) for text in texts], abs=1e-5)
+    error = app.run(plainly(instruction="find"))
+    assert (error.status_code, error.json()["error"]["param"]) == (400, "instruction")
+    assert len(log()) == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asgi import AppThread, Serve, make_engine
+from asgi import AppThread, Serve
 from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from models_util import make_random_model, random_prompts
 from scoring_reference import assert_item
@@ -173,25 +173,25 @@ def test_sglangs_shape(server, item_first):
     assert single["scores"] == softmax["scores"][:1]
 
 
-def test_items_share_the_query_in_the_cache(folder_and_model):
+def test_items_share_the_query_in_the_cache(serve, folder_and_model):
     (query,) = random_prompts(VOCAB_SIZE, (80,))
     items = [[token, token + 1] for token in range(20, 30)]
-    with AppThread(make_engine(folder_and_model[0])) as app:
+    app = serve({}, folder_and_model[0])
 
-        def cached(**body):
-            answer = rank(app, query=query, items=items, label_token_ids=[5, 6], **body)
-            assert answer["usage"]["prompt_tokens"] == 820
-            return answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["data"]
+    def cached(**body):
+        answer = rank(app, query=query, items=items, label_token_ids=[5, 6], **body)
+        assert answer["usage"]["prompt_tokens"] == 820
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["data"]
 
-        cold, scores = cached()
-        # One item computes the query, the other nine find it.
-        assert cold == 9 * 80
-        warm, again = cached()
-        assert warm == 10 * 80 and scores == again
-        salted, scores = cached(cache_salt="mine")
-        assert salted == cold and scores == again
-        assert cached(cache_salt="mine")[0] == warm
-        assert cached(cache_salt="theirs")[0] == cold
+    cold, scores = cached()
+    # One item computes the query, the other nine find it.
+    assert cold == 9 * 80
+    warm, again = cached()
+    assert warm == 10 * 80 and scores == again
+    salted, scores = cached(cache_salt="mine")
+    assert salted == cold and scores == again
+    assert cached(cache_salt="mine")[0] == warm
+    assert cached(cache_salt="theirs")[0] == cold
 
 
 def test_a_large_request_is_answered_like_many_small_ones(server, encode):
@@ -205,19 +205,19 @@ def test_a_large_request_is_answered_like_many_small_ones(server, encode):
             assert entry["logprob"] == pytest.approx(own["logprob"], abs=1e-5)
 
 
-def test_without_a_tokenizer_there_are_ids(folder_and_model, server, encode):
-    with AppThread(make_engine(folder_and_model[0], skip_tokenizer_init=True)) as app:
-        answer = rank(app, query=encode(QUERY), items=[[5, 6]], label_token_ids=[7, [8, 9]])
-        expected = rank(server, query=encode(QUERY), items=[[5, 6]], label_token_ids=[7, [8, 9]])
-        names = [entry.pop("label") for entry in answer["data"][0]["labels"]]
-        assert names == ["token_id:7", "token_id:8 token_id:9"]
-        assert answer["data"][0]["prediction"] in names
-        for entry, own in zip(answer["data"][0]["labels"], expected["data"][0]["labels"], strict=True):
-            assert entry["logprob"] == own["logprob"]
-        for body, param in (
-            ({"query": "a", "items": [[5]], "label_token_ids": [7]}, "query"),
-            ({"query": [5], "items": [[5], "a"], "label_token_ids": [7]}, "items"),
-            ({"query": [5], "items": [[5]], "labels": ["a"]}, "labels"),
-        ):
-            response = app.request("POST", "/generative_scoring", json=body)
-            assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+def test_without_a_tokenizer_there_are_ids(serve, folder_and_model, server, encode):
+    app = serve({"skip_tokenizer_init": True}, folder_and_model[0])
+    answer = rank(app, query=encode(QUERY), items=[[5, 6]], label_token_ids=[7, [8, 9]])
+    expected = rank(server, query=encode(QUERY), items=[[5, 6]], label_token_ids=[7, [8, 9]])
+    names = [entry.pop("label") for entry in answer["data"][0]["labels"]]
+    assert names == ["token_id:7", "token_id:8 token_id:9"]
+    assert answer["data"][0]["prediction"] in names
+    for entry, own in zip(answer["data"][0]["labels"], expected["data"][0]["labels"], strict=True):
+        assert entry["logprob"] == own["logprob"]
+    for body, param in (
+        ({"query": "a", "items": [[5]], "label_token_ids": [7]}, "query"),
+        ({"query": [5], "items": [[5], "a"], "label_token_ids": [7]}, "items"),
+        ({"query": [5], "items": [[5]], "labels": ["a"]}, "labels"),
+    ):
+        response = app.request("POST", "/generative_scoring", json=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)

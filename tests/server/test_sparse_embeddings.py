@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from asgi import AppThread, make_engine
+from asgi import Serve
 from safetensors.torch import load_file, save_file
 from thread_ranks import make_thread_llm
 from tiny_encoders import OTHERS, PROMPTS, SIZES, TOLERANCE, tensors
@@ -120,19 +120,19 @@ def test_two_ranks(tmp_path: Path) -> None:
     assert_close(tensors(llm.encode(PROMPTS, use_tqdm=False)), expected(model))
 
 
-def test_over_http(tmp_path: Path) -> None:
+def test_over_http(serve: Serve, tmp_path: Path) -> None:
     model = save(tmp_path, "bert", vocab_size=len(WORDS))
     add_modules(tmp_path)
     add_tokenizer(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     texts = ["the cat sits", "stop"]
     want = expected(model, prompts=[tokenizer(text).input_ids for text in texts])
-    with AppThread(make_engine(tmp_path, max_model_len=32)) as server:
-        data = server.post("/v1/embeddings", input=texts)["data"]
-        for each, theirs in zip(data, want, strict=True):
-            assert each["embedding"] == pytest.approx(theirs.tolist(), abs=1e-5)
-        (score,) = server.post("/score", text_1=texts[0], text_2=texts[1])["data"]
-        assert score["score"] == pytest.approx(torch.cosine_similarity(*want, dim=0).item(), abs=1e-5)
+    server = serve({"max_model_len": 32}, tmp_path)
+    data = server.post("/v1/embeddings", input=texts)["data"]
+    for each, theirs in zip(data, want, strict=True):
+        assert each["embedding"] == pytest.approx(theirs.tolist(), abs=1e-5)
+    (score,) = server.post("/score", text_1=texts[0], text_2=texts[1])["data"]
+    assert score["score"] == pytest.approx(torch.cosine_similarity(*want, dim=0).item(), abs=1e-5)
 
 
 def test_what_pools_no_words(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ M3_PROMPTS = [[2, 7, 9, 3], [2, *range(20, 50), 3], [7, 9, 11], [2, 9], [2, 3]]
 
 
 @torch.no_grad()
-def test_weights_and_vectors_of_tokens(tmp_path: Path) -> None:
+def test_weights_and_vectors_of_tokens(serve: Serve, tmp_path: Path) -> None:
     model, sparse, colbert = save_m3(tmp_path)
     llm = run(tmp_path, **BGE_M3)
     assert llm.model_config.pooling_tasks == ("embed", "token_embed", "token_classify")
@@ -214,10 +214,10 @@ def test_weights_and_vectors_of_tokens(tmp_path: Path) -> None:
         llm.encode(M3_PROMPTS, PoolingParams(**columns), pooling_task="token_classify", use_tqdm=False)
     with pytest.raises(ValueError, match="pooler_config: returned_token_ids chooses among classes"):
         run(tmp_path, **BGE_M3, pooler_config=columns)
-    with AppThread(make_engine(tmp_path, max_model_len=64, skip_tokenizer_init=True, **BGE_M3)) as server:
-        answer = server.post("/pooling", input=M3_PROMPTS[:2], task="token_classify")
-        for each, theirs in zip(answer["data"], want["token_classify"], strict=False):
-            assert each["data"] == pytest.approx(theirs.tolist(), abs=1e-5)
+    server = serve({"max_model_len": 64, "skip_tokenizer_init": True, **BGE_M3}, tmp_path)
+    answer = server.post("/pooling", input=M3_PROMPTS[:2], task="token_classify")
+    for each, theirs in zip(answer["data"], want["token_classify"], strict=False):
+        assert each["data"] == pytest.approx(theirs.tolist(), abs=1e-5)
 
 
 def test_layers_of_tokens_that_are_missing_or_odd(tmp_path: Path) -> None:

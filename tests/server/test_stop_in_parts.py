@@ -9,8 +9,6 @@ import pytest
 from asgi import AppThread, Serve
 from forced_tokens import FORCED
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:{{ '<think>' if inside else '' }}"
 )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from asgi import AppThread, Serve
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 URL = "/v1/systemone"
 STATE = {"ticket": "My card was charged twice. Fran\u00e7ais"}
 TEAM = {"type": "choice", "instructions": "Which team?", "criteria": {"billing": "money", "shipping": None}}

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from asgi import AppThread, Serve, client_of, make_engine
+from asgi import AppThread, Serve, client_of
 from byte_tokenizer import BOS, VOCAB_SIZE, make_byte_tokenizer
 from models_util import make_random_model
 from tokenizers.processors import TemplateProcessing
@@ -182,11 +182,11 @@ def test_others_are_answered_while_a_long_text_is_tokenised(server, monkeypatch)
     assert long["count"] == 5001 and other == {"prompt": "the"}
 
 
-def test_without_a_tokenizer(folder):
-    with AppThread(make_engine(folder, skip_tokenizer_init=True)) as app:
-        for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})):
-            response = app.request("POST", path, json=body)
-            assert response.status_code == 400 and "without a tokenizer" in response.json()["error"]["message"]
+def test_without_a_tokenizer(serve, folder):
+    app = serve({"skip_tokenizer_init": True}, folder)
+    for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [5]})):
+        response = app.request("POST", path, json=body)
+        assert response.status_code == 400 and "without a tokenizer" in response.json()["error"]["message"]
 
 
 def test_what_the_tokenizer_is(server, monkeypatch):

@@ -13,8 +13,6 @@ from tiny_llm import make_tiny_model
 from vllm.server.protocol import ChatCompletionRequest, CompletionRequest
 from vllm.version import __version__
 
-pytestmark = pytest.mark.usefixtures("engines_of_one_thread")
-
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "chat_template": TEMPLATE, "max_tokens": 2, "temperature": 0}
 COMPLETION = {"prompt": "hi", "max_tokens": 2, "temperature": 0}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm.tokenizers.sentencepiece_model import SentencePieceModel
+from vllm.tokenizers.own_classes import SentencePieceModel
 from vllm.tokenizers.tokenizer import get_tokenizer
 
 SPACE = "\u2581"

@@ -12,7 +12,10 @@ from vllm.answers.reader import Machine, Reader, Step
 from vllm.answers.reasoning import ReasoningParser, ReasoningParserManager
 from vllm.answers.syntax.calls import random_id
 from vllm.answers.tool_parsers import ToolParser, ToolParserManager
+from vllm.logger import init_logger
 from vllm.tokenizers.tokenizer import Tokenizer
+
+logger = init_logger(__name__)
 
 AUTO = "auto"
 """In place of a parser's name: the one whose marks the chat template has."""
@@ -83,6 +86,7 @@ class AnswerParser:
         is_streamed: bool = True,
         most_calls: int | None = None,
         request: Any = None,
+        only_calls: bool = False,
     ) -> None:
         """
         Args:
@@ -93,8 +97,10 @@ class AnswerParser:
             is_streamed: events are wanted as the text comes, which parsers of others need to know.
             most_calls: further calls are left out.
             request: for parsers of others.
+            only_calls: a form binds the answer to calls: what else its end may look like is a call that was cut.
         """
         self.num_calls = 0
+        self._only_calls = only_calls
         self._most_calls = most_calls
         self._tools = None if form.tools is None else form.tools(tokenizer, tools)
         self._reasoning = None
@@ -157,7 +163,11 @@ class AnswerParser:
         if self._foreign_reasoning is not None:
             before, text = self._foreign_reasoning.finish()
             before += self._counted(self._machine.feed(text), (), is_last=False)
-        return before + self._counted(self._machine.finish(), (), is_last=True)
+        last = self._counted(self._machine.finish(), (), is_last=True)
+        if self._only_calls:
+            last = [event for event in last if not isinstance(event, Content)]
+            self._content_ends = []
+        return before + last
 
     def _read(self, reader: Reader) -> Iterator[Step]:
         # Calls that are forced may have another form than the model's own.
@@ -286,3 +296,63 @@ class _ForeignTools:
         if self._open is not None:
             yield CallEnd(self._open)
         self._open = None
+
+
+class ContentPlaces:
+    """Where the content of an answer stands in its text, as it comes: a `ContentReader` of stop strings
+    (vllm/v1/engine/stop_strings.py)."""
+
+    def __init__(self, parser: AnswerParser) -> None:
+        self.num_read = 0
+        self._parser = parser
+        self._text = ""
+        self._end = 0  # of the last content
+        self._is_broken = False
+
+    def ends_a_part(self, stop: str) -> bool:
+        """See ContentReader: what stands behind a call's arguments, as agents stop at."""
+        return any(letter.isalpha() for letter in stop) and stop in self._parser.call_end
+
+    def feed(self, text: str, token_ids: Sequence[int] = ()) -> list[tuple[int, int]]:
+        """See ContentReader."""
+        return self._taken(text, token_ids, is_last=False)
+
+    def finish(self) -> list[tuple[int, int]]:
+        """See ContentReader."""
+        return self._taken("", (), is_last=True)
+
+    def _taken(self, text: str, token_ids: Sequence[int], is_last: bool) -> list[tuple[int, int]]:
+        before = len(self._text)
+        self._text += text
+        if not self._is_broken:
+            try:
+                events = self._parser.finish() if is_last else self._parser.feed(text, token_ids)
+            except Exception:  # others' parsers; the answer's own says so
+                logger.exception("a parser fails: stop strings are looked for in all that follows")
+                self._is_broken = True
+        if self._is_broken:
+            self.num_read = len(self._text)
+            return [(before, len(self._text))] if text else []
+        contents = [event.text for event in events if isinstance(event, Content)]
+        ends = self._parser.content_ends
+        self.num_read = len(self._text) if is_last or ends is None else self._parser.num_read
+        found = [
+            self._found(each) if ends is None else self._ending(each, ends[index])
+            for index, each in enumerate(contents)
+        ]
+        return [(start, end) for start, end in found if start < end]
+
+    def _ending(self, content: str, end: int) -> tuple[int, int]:
+        """Where a content stands that ends there, as far as it is of the text: parsers may put something before it."""
+        start = end
+        while start > max(self._end, end - len(content)) and self._text[start - 1] == content[start - end - 1]:
+            start -= 1
+        self._end = end
+        return start, end
+
+    def _found(self, content: str) -> tuple[int, int]:
+        """Where a content stands whose parser does not say it: the last such text."""
+        start = self._text.rfind(content, self._end)
+        if start >= 0:
+            self._end = start + len(content)
+        return start, start + len(content) if start >= 0 else start

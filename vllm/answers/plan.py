@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm.answers.answer import AUTO, AnswerFormat, AnswerParser
-from vllm.answers.content_places import ContentPlaces
+from vllm.answers.answer import AUTO, AnswerFormat, AnswerParser, ContentPlaces
 from vllm.answers.grammars.arguments import UnwritableSchema
-from vllm.answers.grammars.calls import CallableFunction, CallGrammar
-from vllm.answers.grammars.channels import ChannelGrammar
+from vllm.answers.grammars.calls import CallableFunction, CallGrammar, ChannelGrammar
 from vllm.answers.prompts.tool_prompts import ToolPrompt
 from vllm.answers.tool_parsers import ToolParser, ToolParserManager
 from vllm.exceptions import UnservedFieldError, VLLMValidationError, shown
@@ -354,4 +352,6 @@ class AnswerPlan:
             tokenizer = getattr(tokenizer, "hf_tokenizer", None)
         tools = [dict(each) for each in self.choice.tools]
         wants_pieces = bool(self._request.stream) if is_streamed is None else is_streamed
-        return AnswerParser(self.format, tokenizer, tools, opening, wants_pieces, self.choice.most, self._request)
+        only_calls = self.choice.mode == _ANY_CALL
+        request = self._request
+        return AnswerParser(self.format, tokenizer, tools, opening, wants_pieces, self.choice.most, request, only_calls)

@@ -108,6 +108,8 @@ class CommandParser(argparse.ArgumentParser):
     def _joined_objects(self, args: Sequence[str]) -> list[str]:
         """`--flag.name VALUE` and `--flag.outer.inner VALUE` as the JSON object that `--flag` takes; VALUE is JSON, or
         else a text."""
+        from vllm.utils.flag_types import json_or_text
+
         plain: list[str] = []
         objects: dict[str, dict[str, Any]] = {}
         rest = iter(args)
@@ -120,19 +122,12 @@ class CommandParser(argparse.ArgumentParser):
             place = objects.setdefault(flag, {})
             for name in names[:-1]:
                 place = place.setdefault(name, {})
-            place[names[-1]] = _json_or_text(value if has_value else next(rest, ""))
+            place[names[-1]] = json_or_text(value if has_value else next(rest, ""))
         for flag, given in objects.items():
             if flag in plain:
                 self.error(f"{flag} is given as a whole and by {flag}.{next(iter(given))}: give one of them")
             plain += [flag, json.dumps(given)]
         return plain
-
-
-def _json_or_text(value: str) -> Any:
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
 
 
 def add_commands(parser: CommandParser, modules: Iterable[ModuleType], refused: Mapping[str, str] = _NONE) -> None:

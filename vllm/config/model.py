@@ -12,9 +12,9 @@ from vllm.config.checkpoint.late_interaction import LateInteraction
 from vllm.config.checkpoint.picture_part import check_processor, why_no_pictures
 from vllm.config.checkpoint.sentence_transformers import SentencePooling
 from vllm.config.checks import at_least, one_of
-from vllm.config.images import image_limit
 from vllm.config.load import LOAD_FORMATS, OTHER_FORMATS
 from vllm.config.pooler import PoolerConfig
+from vllm.exceptions import shown
 from vllm.inputs.images import KINDS, MAX_IMAGES
 from vllm.inputs.media.access import MediaAccess
 from vllm.inputs.media.films import FilmFrames
@@ -304,3 +304,31 @@ def one_capture_length(older: int | None, newer: int | None) -> int | None:
             f"max_context_len_to_capture={older} and max_seq_len_to_capture={newer} are one setting: give one"
         )
     return older if newer is None else newer
+
+
+_OTHER_MEDIA = ("audio", "vision_chunk")
+
+
+def image_limit(given: Any) -> dict[str, int]:
+    """limit_mm_per_prompt as {"image": N, "video": M}. Upstream's longer form, {"image": {"count": N}}, is one, too.
+
+    Raises:
+        ValueError: another kind of media is to be read, or a limit is no number.
+    """
+    if given is None:
+        return {}
+    name = "limit_mm_per_prompt"
+    if not isinstance(given, dict):
+        raise ValueError(f'{name} must be a dict such as {{"image": 4}}, got {shown(given)}')
+    limits: dict[str, int] = {}
+    for kind, value in given.items():
+        if isinstance(value, dict):
+            value = value.get("count", MAX_IMAGES)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{name}: {kind} must be a number from 0 on, got {shown(value)}")
+        if kind in KINDS:
+            limits[kind] = value
+        elif kind not in _OTHER_MEDIA:
+            raise ValueError(f"{name} has no kind {shown(kind)}; there are {', '.join(KINDS)}")
+        # A limit on what is refused in any case asks for nothing.
+    return limits

@@ -408,8 +408,9 @@ class AsyncLLM(EngineCalls):
         return plan.decision(finished)
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False, *, with_output: bool = True) -> None:
-        """Drop requests; unknown ids are ignored. The stream of one that generates ends by a finished output of
-        what there is, whose finish reason is "abort"; without `with_output`, by none. `internal` changes nothing."""
+        """Drop requests; unknown ids are ignored. Their streams end by a finished output: of what there is,
+        with the finish reason "abort", or of a pooling model with an error and no data; without `with_output`, by none.
+        `internal` changes nothing."""
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
         for replica in self.replicas:
             replica.abort(request_ids, with_output)

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm.logprobs.flat import FlatLogprobs
-from vllm.logprobs.flat_arrays import FlatArrays, first_of_equals
+from vllm.logprobs.flat import FlatArrays, FlatLogprobs, first_of_equals
 from vllm.logprobs.lists import LogprobsRows
 from vllm.logprobs.tables import PromptTables, requested_cells
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, ClassVar
@@ -21,7 +21,7 @@ from vllm.layers.attention import attention_layers
 from vllm.layers.input_rows import AddedRows, InputRows
 from vllm.layers.layernorm import LayerNorm, RMSNorm
 from vllm.layers.linear import ReplicatedLinear
-from vllm.layers.vocab_parallel_embedding import Embedding, ParallelLMHead
+from vllm.layers.vocab_parallel_embedding import Embedding, ParallelLMHead, VocabParallelEmbedding
 from vllm.layers.weight_update import UpdatableModel
 from vllm.models.attention import DecoderAttention, RotaryTables
 from vllm.models.checkpoint_names import CheckpointNames
@@ -33,13 +33,34 @@ from vllm.models.norms import Norm, make_norm
 from vllm.models.per_layer_inputs import LayerInput, PerLayerInputs
 from vllm.models.prediction_layers import PredictionLayers
 from vllm.models.spec import AnyMixer, BesideSpec, DecoderSpec, HeadMixtureSpec, LatentAttentionSpec, StateSpec
-from vllm.models.stage_parts import make_embedding, make_head, make_layers
 from vllm.models.states.beside import AttentionBeside
 from vllm.models.states.make import make_state_layer
 from vllm.ops.elementwise import added, scaled
 from vllm.ops.embedding import embedding
 from vllm.ops.recording import call_host
 from vllm.ops.rms_norm import AddedNorm
+
+
+def make_embedding(vocab_size: int, width: int, is_tied: bool) -> Any:
+    """The embedding where a stage needs it: the last one, too, if the head is tied to it."""
+    stage, make = get_stage(), partial(VocabParallelEmbedding, vocab_size, width)
+    return make() if stage.embeds or (stage.is_last and is_tied) else AbsentPart(make)
+
+
+def make_head(vocab_size: int, width: int, tied_to: Any, *options: Any) -> Any:
+    """The last stage's head; elsewhere none, whatever it is tied to."""
+    if get_stage().is_last:
+        return ParallelLMHead(vocab_size, width, tied_to, *options)
+    return AbsentPart(partial(ParallelLMHead, vocab_size, width, None, *options))
+
+
+def make_layers(make: Callable[[int, bool], nn.Module], count: int) -> list[nn.Module]:
+    """All layers of a model, those of other stages absent. `make`: makes a layer, by its number and whether it is this
+    stage's."""
+    own = get_stage().layers
+    if own is None:
+        return [make(index, True) for index in range(count)]
+    return [make(index, True) if index in own else AbsentPart(partial(make, index, False)) for index in range(count)]
 
 
 class DecoderLayer(nn.Module):

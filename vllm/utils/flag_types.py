@@ -83,7 +83,7 @@ def flag_options(hint: Any) -> dict[str, Any]:
         if kind is Literal:
             return {"choices": typing.get_args(each)}
         if kind is dict:
-            return {"type": json_or_text if len(kinds) > 1 else _json_object, "metavar": "JSON"}
+            return {"type": json_or_text if len(kinds) > 1 else json_object, "metavar": "JSON"}
         if kind is list:
             (element,) = typing.get_args(each)
             return {"nargs": "+", "metavar": "NAME", "type": element if isinstance(element, type) else str}
@@ -94,7 +94,8 @@ def flag_options(hint: Any) -> dict[str, Any]:
     return {"type": str, "metavar": "STR"}
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """The value of the text as JSON, which is an object."""
     value = json.loads(text)
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")

@@ -13,8 +13,7 @@ from call_texts import FORMATS
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from vllm.answers.grammars.arguments import UnwritableSchema
-from vllm.answers.grammars.calls import CallableFunction, CallGrammar
-from vllm.answers.grammars.channels import ChannelGrammar
+from vllm.answers.grammars.calls import CallableFunction, CallGrammar, ChannelGrammar
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tool_parsers import ToolParserManager
 from vllm.v1.structured_output.matcher import Grammars

@@ -18,8 +18,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.features.build import cache_guests
 from vllm.v1.features.drafts.scheduler import Drafts, NextDrafts, StepDrafts
 from vllm.v1.features.forced_runs.scheduler import ForcedTokens
-from vllm.v1.features.swap.offload_pool import OffloadPool
-from vllm.v1.features.swap.scheduler import StepSwaps, Swaps
+from vllm.v1.features.swap.scheduler import OffloadPool, StepSwaps, Swaps
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import NO_TOKEN, FollowingTokens, LogprobsRows, ModelRunnerOutput, Parts
 from vllm.v1.request import Request

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from vllm.v1.features.swap.offload_pool import OffloadPool
+from vllm.v1.features.swap.scheduler import OffloadPool
 
 
 class Model:

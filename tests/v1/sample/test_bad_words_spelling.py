@@ -6,7 +6,7 @@ import pytest
 from byte_tokenizer import VOCAB_SIZE, byte_id, byte_ids, make_byte_tokenizer
 
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.engine.request_checks import spell_bad_words
+from vllm.v1.engine.input_processor import spell_bad_words
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.engine.request_checks import check_a_token_is_left
+from vllm.v1.engine.input_processor import check_a_token_is_left
 
 EOS, VOCAB_SIZE = {2, 3}, 12
 

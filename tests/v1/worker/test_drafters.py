@@ -8,8 +8,7 @@ import torch
 
 from vllm.config import SpeculativeConfig
 from vllm.v1.features.drafts.ngram import NgramDrafter, find_last
-from vllm.v1.features.drafts.output_pool import OutputPool
-from vllm.v1.features.drafts.suffix import SuffixDrafter
+from vllm.v1.features.drafts.suffix import OutputPool, SuffixDrafter
 from vllm.v1.worker.gpu.states import RequestStates
 
 TEXTS = {

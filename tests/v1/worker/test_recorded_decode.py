@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from vllm import LLM, SamplingParams
 from vllm.v1.worker.gpu import model_runner
-from vllm.v1.worker.gpu.replay import deferred_steps, recorded_decode, recorded_greedy
+from vllm.v1.worker.gpu.replay import deferred_steps, recorded_decode
 
 pytestmark = needs_kernels
 
@@ -190,9 +190,9 @@ def greedy(llm, wanted):
 )
 def test_greedy_rows_are_sampled_by_a_replay(folder, monkeypatch, wanted, replayed):
     calls = []
-    own = recorded_greedy.RecordedGreedy.__call__
+    own = recorded_decode.RecordedGreedy.__call__
     monkeypatch.setattr(
-        recorded_greedy.RecordedGreedy,
+        recorded_decode.RecordedGreedy,
         "__call__",
         lambda self, step, slots: calls.append(own(self, step, slots)) or calls[-1],
     )
@@ -210,7 +210,7 @@ def test_greedy_rows_are_sampled_by_a_replay(folder, monkeypatch, wanted, replay
 
 
 def test_large_logits_are_left_to_the_sampler(folder, monkeypatch):
-    monkeypatch.setattr(recorded_greedy, "_MOST_LOGITS_BYTES", 4 * 199)
+    monkeypatch.setattr(recorded_decode, "_MOST_LOGITS_BYTES", 4 * 199)
     llm = make_llm(folder)
     found = greedy(llm, [{}, {}])
     assert [each.token_ids for each in found] == [

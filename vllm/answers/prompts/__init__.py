@@ -1,7 +1,7 @@
 """Conversations to prompts."""
 
 from vllm.answers.prompts.conversations import normal_messages
-from vllm.answers.prompts.templates import (
+from vllm.answers.prompts.writer import (
     load_chat_template,
     picture_options,
     render_conversations,

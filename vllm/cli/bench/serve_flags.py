@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from vllm.cli.bench.run import check_json_path
 from vllm.cli.generation import add_server_arguments
 from vllm.cli.other_flags import add_refused, add_unused
 from vllm.exceptions import CliError
-from vllm.utils.flag_types import at_least, positive
+from vllm.utils.flag_types import at_least, json_object, positive
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 ENDPOINTS = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "score": "/generative_scoring"}
@@ -94,13 +93,6 @@ def _goal(text: str) -> tuple[str, float]:
     return name, positive(value)
 
 
-def _object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
-    return value
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add all flags."""
     server = add_server_arguments(parser, ("--url", "--base-url"), only=True)
@@ -160,8 +152,8 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
     template = "custom texts as they are; else completions render them as a chat with one message"
     group.add_argument("--skip-chat-template", "--custom-skip-chat-template", action="store_true", help=template)
     kwargs = "variables of the chat template"
-    group.add_argument("--chat-template-kwargs", metavar="JSON", type=_object, help=kwargs)
-    group.add_argument("--extra-body", metavar="JSON", type=_object, help="further fields of requests")
+    group.add_argument("--chat-template-kwargs", metavar="JSON", type=json_object, help=kwargs)
+    group.add_argument("--extra-body", metavar="JSON", type=json_object, help="further fields of requests")
     group.add_argument("--tokenizer", metavar="NAME", help="named in results; the server's counts tokens")
 
 

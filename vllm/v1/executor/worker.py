@@ -39,15 +39,14 @@ from vllm.v1.executor import memory
 from vllm.v1.executor.warm_up import warm_up
 from vllm.v1.features.adapters.manager import AdapterManager
 from vllm.v1.features.adapters.runner import Adapters
-from vllm.v1.features.build import encoder_guests, runner_guests, stage_guests
+from vllm.v1.features.build import encoder_guests, runner_guests
 from vllm.v1.features.states.memory import NO_STATES, StateSlots, plan_states
 from vllm.v1.features.swap.runner import STAGING_BYTES
 from vllm.v1.outputs import ModelRunnerOutput, PendingStep
 from vllm.v1.worker.gpu.guests import CacheSizes, hooks
-from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner, StageRunner
 from vllm.v1.worker.gpu.pool.decoder_runner import PoolingModelRunner
 from vllm.v1.worker.gpu.pool.encoder_runner import EncoderRunner
-from vllm.v1.worker.gpu.stage_runner import StageRunner
 
 logger = init_logger(__name__)
 
@@ -463,7 +462,7 @@ class Worker:
 
 def _make_runner(config: VllmConfig, model: Any, device: torch.device) -> Any:
     if not get_stage().is_last:
-        return StageRunner(config, model, device, stage_guests)
+        return StageRunner(config, model, device, runner_guests)
     if config.model_config.attn_type == "encoder_only":
         return EncoderRunner(config, model, device, encoder_guests)
     runner = PoolingModelRunner if config.model_config.runner_type == "pooling" else GPUModelRunner

@@ -79,26 +79,24 @@ ORDER = (
 
 
 def runner_guests(runner: Any) -> Sequence[RunnerGuest]:
-    """The guests of a GPUModelRunner, in their order."""
+    """The guests of a GPUModelRunner, in their order; those of a StageRunner concern layers and what these keep."""
     config: VllmConfig = runner.vllm_config
-    cache = config.cache_config
+    cache, stage = config.cache_config, get_stage()
     guests: list[RunnerGuest] = []
-    if cache.enable_prefix_caching and cache.caches_hidden_states:
-        from vllm.v1.features.hidden_cache.runner import HiddenCache
+    if stage.is_last:
+        guests += _head_guests(runner)
+    else:
+        from vllm.v1.features.drafts.layers import keep_streams
+        from vllm.v1.features.stages.runner import TokensOfSteps
 
-        guests.append(HiddenCache(runner))
-    if config.model_config.runner_type != "pooling":
-        from vllm.v1.features.forced_runs.runner import ForcedRuns
-        from vllm.v1.features.grammars.runner import Grammars
-
-        grammars = Grammars(runner)
-        guests += [grammars, ForcedRuns(runner, grammars.masks)]
+        keep_streams(config, runner.model)
+        guests.append(TokensOfSteps(runner))
     if state_layers(runner.model):
         from vllm.v1.features.states.runner import States
 
         guests.append(States(runner))
-    if config.speculative_config is not None:
-        from vllm.v1.features.drafts.make_drafter import make_speculator
+    if config.speculative_config is not None and stage.is_last:
+        from vllm.v1.features.drafts.runner import make_speculator
 
         guests.append(make_speculator(runner))
     if config.lora_config is not None:
@@ -106,7 +104,8 @@ def runner_guests(runner: Any) -> Sequence[RunnerGuest]:
 
         sizes, reads_images = (runner.states.max_num_reqs, runner.max_decode_rows), config.model_config.reads_images
         guests.append(Adapters(runner.model, config.lora_config, *sizes, runner.records_kernels, reads_images))
-    if config.model_config.enable_prompt_embeds:
+    # The last stage samples, and has to know which tokens have no ids.
+    if config.model_config.enable_prompt_embeds and (stage.is_first or stage.is_last):
         from vllm.v1.features.prompt_embeds.runner import EmbeddedRows
 
         guests.append(EmbeddedRows(runner))
@@ -127,47 +126,26 @@ def runner_guests(runner: Any) -> Sequence[RunnerGuest]:
     return guests
 
 
+def _head_guests(runner: Any) -> Sequence[RunnerGuest]:
+    """The first guests where rows are sampled and read."""
+    config: VllmConfig = runner.vllm_config
+    guests: list[RunnerGuest] = []
+    if config.cache_config.enable_prefix_caching and config.cache_config.caches_hidden_states:
+        from vllm.v1.features.hidden_cache.runner import HiddenCache
+
+        guests.append(HiddenCache(runner))
+    if config.model_config.runner_type != "pooling":
+        from vllm.v1.features.forced_runs.runner import ForcedRuns
+        from vllm.v1.features.grammars.runner import Grammars
+
+        grammars = Grammars(runner)
+        guests += [grammars, ForcedRuns(runner, grammars.masks)]
+    return guests
+
+
 def uses_store(config: VllmConfig) -> bool:
     """Whether there may be a store on disk."""
     return bool(config.cache_config.kv_store) and config.model_config.attn_type != "encoder_only"
-
-
-def stage_guests(runner: Any) -> Sequence[RunnerGuest]:
-    """The guests of a StageRunner, in their order: those that concern layers and what these keep."""
-    from vllm.v1.features.drafts.layers import keep_streams
-    from vllm.v1.features.stages.runner import TokensOfSteps
-
-    config: VllmConfig = runner.vllm_config
-    keep_streams(config, runner.model)
-    guests: list[RunnerGuest] = [TokensOfSteps(runner)]
-    if state_layers(runner.model):
-        from vllm.v1.features.states.runner import States
-
-        guests.append(States(runner))
-    if config.lora_config is not None:
-        from vllm.v1.features.adapters.runner import Adapters
-
-        sizes, reads_images = (runner.states.max_num_reqs, runner.max_decode_rows), config.model_config.reads_images
-        guests.append(Adapters(runner.model, config.lora_config, *sizes, runner.records_kernels, reads_images))
-    if config.model_config.enable_prompt_embeds and get_stage().is_first:
-        from vllm.v1.features.prompt_embeds.runner import EmbeddedRows
-
-        guests.append(EmbeddedRows(runner))
-    if config.model_config.reads_images:
-        guests.append(_picture_guest(runner))
-    if config.kv_transfer_config is not None:
-        from vllm.v1.features.kv_connector.runner import ConnectedLayers
-
-        guests.append(ConnectedLayers(runner))
-    if config.cache_config.swap_space:
-        from vllm.v1.features.swap.runner import SwapSpace
-
-        guests.append(SwapSpace(runner))
-    if uses_store(config):
-        from vllm.v1.features.kv_store.runner import StoredBlocks
-
-        guests.append(StoredBlocks(runner))
-    return guests
 
 
 def _picture_guest(runner: Any) -> RunnerGuest:

@@ -338,3 +338,11 @@ def _backend_name(name: str, model: Any) -> str:
             "leave it 'auto' or 'paged'"
         )
     return "paged"
+
+
+class StageRunner(GPUModelRunner):
+    """The steps of a generating or pooling model, whose rows the model itself sends to the next stage. Tokens that were
+    sampled come with the next step of their request (`features/stages`)."""
+
+    def _finish_step(self, batch: InputBatch, hidden: Tensor) -> PendingStep:
+        return StepResult([], [], self.states, None, None, ())
