@@ -24,6 +24,7 @@
 //
 //   kBlockBytes                   in place of this file's, where that is fewer than kBlockRows packed rows
 //   kPanelBytes                   of panels that stay there beside them, in place of kPanelsAtATime
+//   kStreamedBytes                in place of this file's
 //
 // and, if it leaves rows to another product:
 //
@@ -143,7 +144,7 @@ class Gemm {
   static void run(LinearArgs a) {
     const AdaptedMemory<Row> adapted(a);
     if (a.alone) return by_this_thread(a);
-    a.streams = kStreamsLines && a.float_out && a.rows * a.out_columns * int64_t{sizeof(float)} >= kStreamedBytes &&
+    a.streams = kStreamsLines && a.float_out && a.rows * a.out_columns * int64_t{sizeof(float)} >= streamed_bytes() &&
                 a.out_stride == a.out_columns && a.out_columns % kLanes == 0 && reinterpret_cast<uintptr_t>(a.out) % 64 == 0;
     if (a.rows < max_threads() * 4 * kMaxRows) {
       by_panels(a);
@@ -159,6 +160,7 @@ class Gemm {
   using Row = typename Product::Row;
   static constexpr int kMaxRows = Product::kMaxRows;
   static constexpr int kFew = Product::panels_at_once(kMaxRows);
+  static constexpr int kLeastRows = TakesAnyHeight<Product> ? 16 : 1;
 
   static int64_t num_panels(const LinearArgs& a) { return (a.columns + kPanel - 1) / kPanel; }
 
@@ -170,10 +172,21 @@ class Gemm {
     return kBlockBytes;
   }
 
+  static constexpr int64_t streamed_bytes() {
+    if constexpr (HasLargeCache<Product>) return Product::kStreamedBytes;
+    return kStreamedBytes;
+  }
+
   // Whose packed rows take up to `bytes`, or of one tile.
   static int64_t rows_of_block(const LinearArgs& a, int64_t bytes) {
     const int64_t most = bytes / (Product::packed_row(a) * static_cast<int64_t>(sizeof(Element)));
     return most / kMaxRows > 1 ? most / kMaxRows * kMaxRows : kMaxRows;
+  }
+
+  // Where part `part` of `parts` of all rows begins: matrix tiles take as long for a few rows as for 16.
+  static int64_t first_row(const LinearArgs& a, int64_t part, int64_t parts) {
+    const int64_t row = a.rows * part / parts;
+    return TakesAnyHeight<Product> ? least((row + kLeastRows - 1) / kLeastRows * kLeastRows, a.rows) : row;
   }
 
   // `rows`: of the highest tile.
@@ -343,11 +356,11 @@ class Gemm {
     const Packer packer(a);
 #pragma omp parallel
     {
-      Scratch<Element> packed((a.rows / blocks + 1) * Product::packed_row(a));
+      Scratch<Element> packed((a.rows / blocks + kLeastRows) * Product::packed_row(a));
       const ThreadArgs<Product> own(a);
       int64_t turn = 0;
       for (int64_t part = shares.claim(&turn); part < blocks; part = shares.claim(&turn)) {
-        multiply_rows(own.args, a.rows * part / blocks, a.rows * (part + 1) / blocks, packer, packed.get());
+        multiply_rows(own.args, first_row(a, part, blocks), first_row(a, part + 1, blocks), packer, packed.get());
       }
     }
   }
@@ -457,7 +470,7 @@ inline void write_sums(const LinearArgs& a, Vec low, Vec high, int64_t row, int6
 
 // The same of a tile's sums [rows][panels][2], where all of it is within the result. Rows are a loop: unrolled for the tiles
 // of all heights they would be most of what there is to compile.
-template <typename T, bool kGated, bool kStreams, int P>
+template <typename T, bool kGated, bool kFloats, int P>
 [[gnu::always_inline]] inline void write_within(const LinearArgs& a, const Vec* sums, int rows, int64_t row,
                                                 int64_t panel, int64_t lane) {
   Vec bias[P][2];
@@ -474,9 +487,12 @@ template <typename T, bool kGated, bool kStreams, int P>
       const Vec low = sums[2 * p] + bias[p][0], high = sums[2 * p + 1] + bias[p][1];
       if constexpr (kGated) {
         store(rounded + p * 16, silu(low) * high);
-      } else if constexpr (kStreams) {
+      } else if (kFloats && a.streams) {
         stream(floats + p * kPanel, low);
         stream(floats + p * kPanel + 16, high);
+      } else if constexpr (kFloats) {
+        store(floats + p * kPanel, low);
+        store(floats + p * kPanel + 16, high);
       } else {
         store(rounded + p * kPanel, low);
         store(rounded + p * kPanel + 16, high);
@@ -492,7 +508,7 @@ template <typename T, int P>
   const bool within = (panel + P) * (a.gated ? kPanel / 2 : kPanel) <= a.out_columns;
   if (within && a.gated && !a.float_out) {
     write_within<T, true, false, P>(a, sums, rows, row, panel, lane);
-  } else if (within && !a.gated && a.streams) {
+  } else if (within && !a.gated && a.float_out) {
     write_within<T, false, true, P>(a, sums, rows, row, panel, lane);
   } else if (within && !a.gated && !a.float_out) {
     write_within<T, false, false, P>(a, sums, rows, row, panel, lane);

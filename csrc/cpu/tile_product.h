@@ -137,7 +137,7 @@ class TileWriter {
     panel_ = panel;
     at_ = done_ = 0;
     left_ = rows * panels;
-    within_ = a.adapted.b == nullptr && !a.float_out && (panel + panels) * (a.gated ? kPanel / 2 : kPanel) <= a.out_columns;
+    within_ = a.adapted.b == nullptr && !(a.gated && a.float_out) && (panel + panels) * (a.gated ? kPanel / 2 : kPanel) <= a.out_columns;
   }
 
   int left() const { return left_; }
@@ -149,6 +149,8 @@ class TileWriter {
       Vec* sums = sums_ + 2 * (done_ + at_);
       if (within_ && args_->gated) {
         write_within<BF16, true, false, 1>(*args_, sums, some, row_ + at_, panel_, 0);
+      } else if (within_ && args_->float_out) {
+        write_within<BF16, false, true, 1>(*args_, sums, some, row_ + at_, panel_, 0);
       } else if (within_) {
         write_within<BF16, false, false, 1>(*args_, sums, some, row_ + at_, panel_, 0);
       } else {
@@ -187,7 +189,7 @@ struct TileProduct {
   using Element = BF16;
   static constexpr int kMaxRows = 3 * kTileRows;
   // CPUs with tiles have 2 MiB for each core: these, and the panels that are fetched ahead.
-  static constexpr int64_t kBlockBytes = 1280 * 1024, kPanelBytes = 256 * 1024;
+  static constexpr int64_t kBlockBytes = 1280 * 1024, kPanelBytes = 256 * 1024, kStreamedBytes = 16 * 1024 * 1024;
 
   static constexpr int panels_at_once(int rows) { return rows <= kTileRows ? 2 : 1; }
 
