@@ -30,6 +30,11 @@ inline DType dtype_of(const Tensor& t, const char* name) {
   return DType::f32;
 }
 
+template <typename T>
+inline T* data_of(const Tensor& t) {
+  return static_cast<T*>(t.data_ptr());
+}
+
 inline void check_dtype(const Tensor& t, const char* name, ScalarType dtype, const char* wanted) {
   STD_TORCH_CHECK(t.scalar_type() == dtype, name, " must have dtype ", wanted);
 }

@@ -19,11 +19,6 @@ Logits logits_of(const Tensor& t) {
   return {dtype_of(t, "logits"), t.data_ptr(), t.size(0), t.size(1), t.stride(0)};
 }
 
-template <typename T>
-T* data_of(const Tensor& t) {
-  return static_cast<T*>(t.data_ptr());
-}
-
 // int32 [rows], each in [0, width]; null when there are none.
 const int32_t* checked_counts(const std::optional<Tensor>& counts, const char* name, int64_t rows, int64_t width) {
   if (!counts.has_value()) return nullptr;

@@ -24,6 +24,7 @@
 //
 //   kBlockBytes                   in place of this file's, where that is fewer than kBlockRows packed rows
 //   kPanelBytes                   of panels that stay there beside them, in place of kPanelsAtATime
+//   kStreamedBytes                in place of this file's
 //
 // and, if it leaves rows to another product:
 //
@@ -32,8 +33,12 @@
 // and, if it multiplies tiles of any height in one function, in place of multiply:
 //
 //   multiply_rows<P>(args, x, rows, row, panel, ahead)   `rows` packed rows times P panels, P one of panels_at_once; calls
-//                                                        `ahead` with the runs of each of them
+//                                                        `ahead`, AheadOfTiles, with the runs of each of them
 //   finish()                                             after a thread's last product
+//
+// and, if it needs more of a thread than its panels, whose address takes a call to find:
+//
+//   begin()   before the thread's first product; will be args.prepared
 //
 // Include only from kernels/*.cpp.
 #pragma once
@@ -82,6 +87,23 @@ struct Ahead {
   }
 };
 
+// The same for matrix tiles, by parts of a cache line: these are so fast that next panels have to be fetched all the time, and
+// what is fetched in vain takes as long as a tile's rows.
+struct AheadOfTiles {
+  static constexpr int64_t kParts = 64;
+  const char* at;
+  int64_t parts;  // of a run
+  int64_t due = 0;
+  void operator()(int64_t runs) {
+    for (due += runs * parts; due >= kParts; due -= kParts, at += 64) __builtin_prefetch(at, 0, 2);
+  }
+  void skip(int64_t runs) {
+    due += runs * parts;
+    at += due / kParts * 64;
+    due %= kParts;
+  }
+};
+
 template <typename Product>
 concept PreparesPanels = requires(const LinearArgs& a) { Product::prepared_size(a); };
 
@@ -102,7 +124,10 @@ template <typename Product>
 struct ThreadArgs {
   LinearArgs args;
   Scratch<float> prepared;
-  explicit ThreadArgs(const LinearArgs& a) : args(a), prepared(size(a)) { args.prepared = prepared.get(); }
+  explicit ThreadArgs(const LinearArgs& a) : args(a), prepared(size(a)) {
+    args.prepared = prepared.get();
+    if constexpr (requires { Product::begin(); }) args.prepared = Product::begin();
+  }
   ~ThreadArgs() {
     if constexpr (TakesAnyHeight<Product>) Product::finish();
     if (args.streams) finish_streams();
@@ -119,7 +144,7 @@ class Gemm {
   static void run(LinearArgs a) {
     const AdaptedMemory<Row> adapted(a);
     if (a.alone) return by_this_thread(a);
-    a.streams = kStreamsLines && a.float_out && a.rows * a.out_columns * int64_t{sizeof(float)} >= kStreamedBytes &&
+    a.streams = kStreamsLines && a.float_out && a.rows * a.out_columns * int64_t{sizeof(float)} >= streamed_bytes() &&
                 a.out_stride == a.out_columns && a.out_columns % kLanes == 0 && reinterpret_cast<uintptr_t>(a.out) % 64 == 0;
     if (a.rows < max_threads() * 4 * kMaxRows) {
       by_panels(a);
@@ -135,6 +160,7 @@ class Gemm {
   using Row = typename Product::Row;
   static constexpr int kMaxRows = Product::kMaxRows;
   static constexpr int kFew = Product::panels_at_once(kMaxRows);
+  static constexpr int kLeastRows = TakesAnyHeight<Product> ? 16 : 1;
 
   static int64_t num_panels(const LinearArgs& a) { return (a.columns + kPanel - 1) / kPanel; }
 
@@ -146,10 +172,21 @@ class Gemm {
     return kBlockBytes;
   }
 
+  static constexpr int64_t streamed_bytes() {
+    if constexpr (HasLargeCache<Product>) return Product::kStreamedBytes;
+    return kStreamedBytes;
+  }
+
   // Whose packed rows take up to `bytes`, or of one tile.
   static int64_t rows_of_block(const LinearArgs& a, int64_t bytes) {
     const int64_t most = bytes / (Product::packed_row(a) * static_cast<int64_t>(sizeof(Element)));
     return most / kMaxRows > 1 ? most / kMaxRows * kMaxRows : kMaxRows;
+  }
+
+  // Where part `part` of `parts` of all rows begins: matrix tiles take as long for a few rows as for 16.
+  static int64_t first_row(const LinearArgs& a, int64_t part, int64_t parts) {
+    const int64_t row = a.rows * part / parts;
+    return TakesAnyHeight<Product> ? least((row + kLeastRows - 1) / kLeastRows * kLeastRows, a.rows) : row;
   }
 
   // `rows`: of the highest tile.
@@ -164,20 +201,27 @@ class Gemm {
     }
   }
 
-  // How rows [first, last) fall into tiles of about equal height, or where any height will do into whole ones and what is left.
+  // How rows [first, last) fall into tiles: of about equal height or, where any height will do, into whole ones and what is
+  // left, in up to two of two thirds.
   struct Tiles {
-    int64_t first, last, count;
-    Tiles(int64_t first, int64_t last)
-        : first(first), last(last), count((last - first + kMaxRows - 1) / kMaxRows) {}
+    static constexpr int kLowRows = TakesAnyHeight<Product> ? 32 : kMaxRows;
+    int64_t first, last, whole, count;
+    Tiles(int64_t first, int64_t last) : first(first), last(last) {
+      const int64_t rows = last - first;
+      whole = rows / kMaxRows;
+      if (whole > 0 && rows % kMaxRows > 0 && rows % kMaxRows <= kMaxRows - kLowRows) --whole;
+      count = whole + (rows - whole * kMaxRows + kLowRows - 1) / kLowRows;
+    }
     int64_t start(int64_t tile) const {
-      if constexpr (TakesAnyHeight<Product>) return least(first + tile * kMaxRows, last);
-      return first + (last - first) * tile / count;
+      if constexpr (!TakesAnyHeight<Product>) return first + (last - first) * tile / count;
+      return least(first + (tile <= whole ? tile * kMaxRows : whole * kMaxRows + (tile - whole) * kLowRows), last);
     }
     int64_t height(int64_t tile) const { return start(tile + 1) - start(tile); }
     int highest() const { return static_cast<int>(height(TakesAnyHeight<Product> ? 0 : count - 1)); }
     int64_t tile_of(int64_t row) const {
-      if constexpr (TakesAnyHeight<Product>) return (row - first) / kMaxRows;
-      return ((row - first + 1) * count - 1) / (last - first);
+      const int64_t at = row - first;
+      if constexpr (!TakesAnyHeight<Product>) return ((at + 1) * count - 1) / (last - first);
+      return at < whole * kMaxRows ? at / kMaxRows : whole + (at - whole * kMaxRows) / kLowRows;
     }
   };
 
@@ -197,13 +241,13 @@ class Gemm {
 
   // The same of a product that takes any height.
   static void multiply_any(int rows, const LinearArgs& a, const Element* x, int64_t row, int64_t begin, int64_t end,
-                           Ahead ahead) {
-    const int64_t step = num_runs(a) * ahead.lines * 64;
+                           AheadOfTiles& ahead) {
+    const int64_t runs = num_runs(a);
     int64_t panel = begin;
     if (Product::panels_at_once(rows) == 2) {
-      for (; panel + 2 <= end; panel += 2, ahead.at += 2 * step) Product::template multiply_rows<2>(a, x, rows, row, panel, ahead);
+      for (; panel + 2 <= end; panel += 2, ahead.skip(2 * runs)) Product::template multiply_rows<2>(a, x, rows, row, panel, ahead);
     }
-    for (; panel < end; ++panel, ahead.at += step) Product::template multiply_rows<1>(a, x, rows, row, panel, ahead);
+    for (; panel < end; ++panel, ahead.skip(runs)) Product::template multiply_rows<1>(a, x, rows, row, panel, ahead);
   }
 
   // Packs rows, which may have to be normalised before.
@@ -269,7 +313,7 @@ class Gemm {
 
   // The packed tiles times panels [begin, end). `next`: the first of as many panels that this thread is likely to take
   // after the last of them.
-  static void multiply_block(const LinearArgs& a, const Tiles& tiles, int64_t begin, int64_t end, int64_t next,
+  [[gnu::noinline]] static void multiply_block(const LinearArgs& a, const Tiles& tiles, int64_t begin, int64_t end, int64_t next,
                              const Element* packed) {
     const int64_t together = panels_at_a_time(a, tiles.highest());
     for (int64_t panel = begin; panel < end; panel += together) {
@@ -277,25 +321,28 @@ class Gemm {
       const int64_t then = stop < end ? stop : next;
       if constexpr (PreparesPanels<Product>) Product::prepare(a, panel, stop);
       if (a.adapted.b != nullptr) fetch_blocks<Row>(a, panel, stop);
-      // While the first tile passes, the panels themselves come from memory, but for matrix tiles: these are so fast that the
-      // next panels have to be fetched all the time.
-      constexpr bool kAlways = TakesAnyHeight<Product>;
-      const int64_t bytes = least(stop - panel, num_panels(a) - then) * Product::panel_size(a);
-      const int64_t calls = kAlways ? stop - panel : (stop - panel + kFew - 1) / kFew, runs = num_runs(a);
-      const int64_t share = (tiles.count - !kAlways) * calls * runs * 64;
-      const int lines = bytes > 0 && share > 0 ? static_cast<int>((bytes + share - 1) / share) : 0;
-      Ahead ahead{static_cast<const char*>(a.weight) + then * Product::panel_size(a), kAlways ? lines : 0};
-      for (int64_t tile = 0; tile < tiles.count; ++tile) {
-        const int64_t start = tiles.start(tile);
-        const int height = static_cast<int>(tiles.height(tile));
-        const Element* x = packed + (start - tiles.first) * Product::packed_row(a);
-        if constexpr (TakesAnyHeight<Product>) {
-          multiply_any(height, a, x, start, panel, stop, ahead);
-        } else {
-          multiply_tile<kMaxRows>(height, a, x, start, panel, stop, ahead);
+      const char* at = static_cast<const char*>(a.weight) + then * Product::panel_size(a);
+      const int64_t bytes = least(stop - panel, num_panels(a) - then) * Product::panel_size(a), runs = num_runs(a);
+      const auto multiply = [&](const auto& tile_times) {
+        for (int64_t tile = 0; tile < tiles.count; ++tile) {
+          const int64_t start = tiles.start(tile);
+          tile_times(static_cast<int>(tiles.height(tile)), packed + (start - tiles.first) * Product::packed_row(a), start);
         }
-        ahead.at += ahead.lines * calls * runs * 64;
-        ahead.lines = lines;
+      };
+      if constexpr (TakesAnyHeight<Product>) {
+        const int64_t all = tiles.count * (stop - panel) * runs * 64;
+        AheadOfTiles ahead{at, bytes > 0 ? (bytes * AheadOfTiles::kParts + all - 1) / all : 0};
+        multiply([&](int height, const Element* x, int64_t start) { multiply_any(height, a, x, start, panel, stop, ahead); });
+      } else {
+        // While the first tile passes, the panels themselves come from memory.
+        const int64_t calls = (stop - panel + kFew - 1) / kFew, share = (tiles.count - 1) * calls * runs * 64;
+        const int lines = bytes > 0 && share > 0 ? static_cast<int>((bytes + share - 1) / share) : 0;
+        Ahead ahead{at, 0};
+        multiply([&](int height, const Element* x, int64_t start) {
+          multiply_tile<kMaxRows>(height, a, x, start, panel, stop, ahead);
+          ahead.at += ahead.lines * calls * runs * 64;
+          ahead.lines = lines;
+        });
       }
     }
   }
@@ -309,11 +356,11 @@ class Gemm {
     const Packer packer(a);
 #pragma omp parallel
     {
-      Scratch<Element> packed((a.rows / blocks + 1) * Product::packed_row(a));
+      Scratch<Element> packed((a.rows / blocks + kLeastRows) * Product::packed_row(a));
       const ThreadArgs<Product> own(a);
       int64_t turn = 0;
       for (int64_t part = shares.claim(&turn); part < blocks; part = shares.claim(&turn)) {
-        multiply_rows(own.args, a.rows * part / blocks, a.rows * (part + 1) / blocks, packer, packed.get());
+        multiply_rows(own.args, first_row(a, part, blocks), first_row(a, part + 1, blocks), packer, packed.get());
       }
     }
   }
@@ -423,7 +470,7 @@ inline void write_sums(const LinearArgs& a, Vec low, Vec high, int64_t row, int6
 
 // The same of a tile's sums [rows][panels][2], where all of it is within the result. Rows are a loop: unrolled for the tiles
 // of all heights they would be most of what there is to compile.
-template <typename T, bool kGated, bool kStreams, int P>
+template <typename T, bool kGated, bool kFloats, int P>
 [[gnu::always_inline]] inline void write_within(const LinearArgs& a, const Vec* sums, int rows, int64_t row,
                                                 int64_t panel, int64_t lane) {
   Vec bias[P][2];
@@ -440,9 +487,12 @@ template <typename T, bool kGated, bool kStreams, int P>
       const Vec low = sums[2 * p] + bias[p][0], high = sums[2 * p + 1] + bias[p][1];
       if constexpr (kGated) {
         store(rounded + p * 16, silu(low) * high);
-      } else if constexpr (kStreams) {
+      } else if (kFloats && a.streams) {
         stream(floats + p * kPanel, low);
         stream(floats + p * kPanel + 16, high);
+      } else if constexpr (kFloats) {
+        store(floats + p * kPanel, low);
+        store(floats + p * kPanel + 16, high);
       } else {
         store(rounded + p * kPanel, low);
         store(rounded + p * kPanel + 16, high);
@@ -458,7 +508,7 @@ template <typename T, int P>
   const bool within = (panel + P) * (a.gated ? kPanel / 2 : kPanel) <= a.out_columns;
   if (within && a.gated && !a.float_out) {
     write_within<T, true, false, P>(a, sums, rows, row, panel, lane);
-  } else if (within && !a.gated && a.streams) {
+  } else if (within && !a.gated && a.float_out) {
     write_within<T, false, true, P>(a, sums, rows, row, panel, lane);
   } else if (within && !a.gated && !a.float_out) {
     write_within<T, false, false, P>(a, sums, rows, row, panel, lane);

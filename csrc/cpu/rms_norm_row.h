@@ -6,12 +6,18 @@
 
 #include <cstdint>
 
+#include "scratch.h"
 #include "vec.h"
 
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
 // residual += x, rounded to the dtype; returns what was stored, so that the norm is of the stored residual.
+template <typename T>
+inline Vec add_to_residual(T* residual, const T* x) {
+  store(residual, load(x) + load(residual));
+  return load(residual);
+}
 template <typename T>
 inline Vec add_to_residual(T* residual, const T* x, int n) {
   store_n(residual, load_n(x, n) + load_n(residual, n), n);
@@ -21,14 +27,24 @@ inline Vec add_to_residual(T* residual, const T* x, int n) {
 // out = norm(x), or norm(residual += x) where there is a residual, times weight.
 template <typename T, typename W>
 inline void norm_row(const T* x, T* residual, const W* weight, T* out, int64_t hidden, float eps) {
-  Vec sums[4] = {zero(), zero(), zero(), zero()};
+  constexpr int kSums = 4;
+  Vec sums[kSums] = {zero(), zero(), zero(), zero()};
   const T* source = residual == nullptr ? x : residual;
   int64_t i = 0;
-  for (int lane = 0; i < hidden; i += kLanes, lane = (lane + 1) & 3) {
-    const int n = hidden - i < kLanes ? static_cast<int>(hidden - i) : kLanes;
-    const Vec value = residual == nullptr ? load_n(x + i, n) : add_to_residual(residual + i, x + i, n);
-    sums[lane] = fma(value, value, sums[lane]);
+  for (; i + kSums * kLanes <= hidden; i += kSums * kLanes) {
+    unroll<kSums>([&](auto lane) VLLM_INLINE {
+      const int64_t at = i + lane * kLanes;
+      const Vec value = residual == nullptr ? load(x + at) : add_to_residual(residual + at, x + at);
+      sums[lane] = fma(value, value, sums[lane]);
+    });
   }
+  unroll<kSums>([&](auto lane) VLLM_INLINE {
+    if (const int n = static_cast<int>(least(hidden - i, kLanes)); n > 0) {
+      const Vec value = residual == nullptr ? load_n(x + i, n) : add_to_residual(residual + i, x + i, n);
+      sums[lane] = fma(value, value, sums[lane]);
+      i += n;
+    }
+  });
   const float square_sum = reduce_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
   const Vec scale = set1(1.0f / __builtin_sqrtf(square_sum / static_cast<float>(hidden) + eps));
   for (i = 0; i + kLanes <= hidden; i += kLanes) {

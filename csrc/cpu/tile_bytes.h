@@ -65,7 +65,7 @@ struct BytesTileProduct : CodesInTiles<CodesAsBytes> {
   }
 
   template <int P>
-  static void multiply_rows(const LinearArgs& a, const int8_t* x, int rows, int64_t row, int64_t panel, Ahead ahead) {
+  static void multiply_rows(const LinearArgs& a, const int8_t* x, int rows, int64_t row, int64_t panel, AheadOfTiles ahead) {
     const UnitSteps blocks(a.quant);
     const Infos infos(blocks, const_cast<int8_t*>(x), rows);
     for (int p = 0; p < P; ++p) {

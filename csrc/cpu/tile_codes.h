@@ -82,7 +82,7 @@ struct CodesInTiles {
   // Calls add(group, count, sums) as multiply_groups does, of rows' steps [steps][rows][bytes] times a panel.
   template <typename Add>
   static void multiply_panel(const LinearArgs& a, const void* x, int rows, int64_t bytes, int64_t of_group, int64_t panel,
-                             Ahead ahead, const Add& add) {
+                             AheadOfTiles ahead, const Add& add) {
     const TileRows tiles{x, rows, bytes, UnitSteps(a.quant).count, of_group};
     if (is_widened_once(a)) {
       const uint8_t* at = Prepared(a, panel).codes;

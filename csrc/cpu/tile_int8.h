@@ -48,7 +48,7 @@ struct Int8TileProduct {
   }
 
   template <int P>
-  static void multiply_rows(const LinearArgs& a, const int8_t* x, int rows, int64_t row, int64_t panel, Ahead ahead) {
+  static void multiply_rows(const LinearArgs& a, const int8_t* x, int rows, int64_t row, int64_t panel, AheadOfTiles ahead) {
     for (int p = 0; p < P; ++p) {
       Vec totals[kMaxRows][2];
       std::memset(totals, 0, static_cast<size_t>(rows) * sizeof(totals[0]));
@@ -72,7 +72,7 @@ struct Int8TileProduct {
   };
 
   // Whatever x's dtype is.
-  static void add_products(const LinearArgs& a, const int8_t* x, int rows, int64_t panel, Ahead ahead, Vec* totals) {
+  static void add_products(const LinearArgs& a, const int8_t* x, int rows, int64_t panel, AheadOfTiles ahead, Vec* totals) {
     const uint8_t* weight = int8::panel_of(a, panel);
     const uint8_t* scales = weight + int8::num_blocks(a) * int8::kBytesOfBlock;
     const Infos infos(a, x, rows);

@@ -53,7 +53,7 @@ struct PairsTileProduct : CodesInTiles<CodesAsPairs> {
   }
 
   template <int P>
-  static void multiply_rows(const LinearArgs& a, const BF16* x, int rows, int64_t row, int64_t panel, Ahead ahead) {
+  static void multiply_rows(const LinearArgs& a, const BF16* x, int rows, int64_t row, int64_t panel, AheadOfTiles ahead) {
     const UnitSteps steps(a.quant);
     const int64_t bytes = steps.units * kUnit * int64_t{sizeof(BF16)};
     const bool offsets = has_offsets(a.quant);

@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -42,6 +43,29 @@ def test_calls_of_several_threads_take_turns(llm):
     with ThreadPoolExecutor(len(prompts)) as pool:
         together = list(pool.map(lambda each: ids_of(llm.generate(each, GREEDY, use_tqdm=False)), prompts))
     assert together == alone and is_empty(llm)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [LLM.sleep, LLM.reset_prefix_cache, lambda llm: llm.collective_rpc("determine_num_host_blocks")],
+    ids=["sleep", "reset_prefix_cache", "collective_rpc"],
+)
+def test_a_call_upon_the_engine_waits_for_a_generation(llm, monkeypatch, call):
+    expected = ids_of(llm.generate(["abc"], GREEDY, use_tqdm=False))
+    thread = threading.Thread(target=call, args=(llm,))
+    step, waited = llm.llm_engine.step, []
+
+    def with_another_thread():
+        if not waited:
+            thread.start()
+            thread.join(0.3)
+            waited.append(thread.is_alive())
+        return step()
+
+    monkeypatch.setattr(llm.llm_engine, "step", with_another_thread)
+    assert ids_of(llm.generate(["abc"], GREEDY, use_tqdm=False)) == expected and waited == [True]
+    thread.join()
+    llm.wake_up()
 
 
 def test_what_was_enqueued_outlasts_another_call(llm):

@@ -11,7 +11,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from models_util import random_prompts
+from safetensors.torch import load_file
 from tiny_llm import make_tiny_llm, make_tiny_model
 from transformers import AutoTokenizer
 
@@ -120,6 +122,27 @@ def test_calls_of_workers(llm):
     # As upstream's documents reach for the model.
     executor = llm.llm_engine.engine_core.engine_core.model_executor
     assert executor.driver_worker.worker.get_model() is executor.driver_worker.worker.model_runner.model
+
+
+def test_the_weight_of_an_embedding_whose_copy_the_head_has_packed(tmp_path):
+    folder = make_tiny_model(tmp_path, tie_word_embeddings=True)
+    llm = make_tiny_llm(folder)
+    weight, parameters = llm.apply_model(
+        lambda model: (model.model.embed_tokens.weight, dict(model.named_parameters()))
+    )[0]
+    assert "model.embed_tokens.weight" not in parameters
+    assert torch.equal(weight, load_file(folder / "model.safetensors")["model.embed_tokens.weight"])
+
+
+def test_attributes_that_upstreams_callers_read(llm, folder):
+    assert llm.input_processor is llm.llm_engine.input_processor and llm.runner_type == "generate"
+    assert isinstance(llm.llm_engine, llm.engine_class) and llm.default_sampling_params == {}
+    config = llm.llm_engine.vllm_config
+    assert config.num_speculative_tokens == 0 and not config.model_config.is_quantized
+    assert (config.model_config.generation_config, config.model_config.override_generation_config) == ("auto", None)
+    own = EngineArgs(str(folder), generation_config="vllm", override_generation_config={"top_p": 0.5})
+    config = own.create_engine_config().model_config
+    assert (config.generation_config, config.override_generation_config) == ("vllm", {"top_p": 0.5})
 
 
 def test_an_engine_has_what_the_llm_has(llm):

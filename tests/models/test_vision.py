@@ -406,6 +406,33 @@ def test_other_options_of_text_decoders(
         check(tiny, prompt, output)
 
 
+@pytest.mark.parametrize("entry", ["rope_parameters", "rope_scaling", "text_config"])
+def test_overridden_sections_of_a_head(entry: str, tmp_path: Path) -> None:
+    tiny = make_tiny("qwen2_5_vl", tmp_path)
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    overrides = {"text_config": {"rope_parameters": rope}} if entry == "text_config" else {entry: rope}
+    prompt = tiny.prompt("look {} here", PICTURES[0])
+    (usual,) = generate(tiny.llm(), [prompt])
+    (output,) = generate(tiny.llm(hf_overrides=overrides), [prompt])
+    for module in tiny.reference.model.modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "rope_parameters", None):
+            config.rope_parameters = {**config.rope_parameters, "mrope_section": [2, 1, 1]}
+        if hasattr(module, "mrope_section"):
+            module.mrope_section = [2, 1, 1]
+    check(tiny, prompt, output)
+    with pytest.raises(AssertionError):
+        check(tiny, prompt, usual)
+
+
+@pytest.mark.parametrize("sections", [[1, 2], [1, 1, 1], [1, 2, -1], ["1", 2, 1], 4])
+def test_sections_that_are_not_those_of_a_head(sections: Any, tmp_path: Path) -> None:
+    tiny = make_tiny("qwen2_5_vl", tmp_path)
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
+    with pytest.raises(ValueError, match="mrope_section must be three sizes that add up to 4, got"):
+        tiny.llm(hf_overrides={"rope_parameters": rope})
+
+
 def test_a_videos_time_is_bounded_by_the_context(tmp_path: Path) -> None:
     llm = make_tiny("qwen2_5_vl", tmp_path).llm(max_model_len=64)
     pictures = llm.llm_engine.input_processor.pictures

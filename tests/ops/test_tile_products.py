@@ -23,8 +23,8 @@ pytestmark = needs_tiles
 
 # Whose products of bytes and scales are fused as in tiles.
 BELOW = "cpp-avx512_bf16"
-# Tiles of one and of two times 16 rows, whole and ragged; blocks of rows.
-ROWS = (1, 2, 15, 16, 17, 31, 32, 33, 48, 100, 299)
+# Tiles of one, two and three times 16 rows, whole and ragged, and what is left of them; blocks of rows.
+ROWS = (1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 64, 65, 100, 299)
 # Columns and inputs: below, at and beyond a panel's 32, a tile's k, and what is scaled together.
 SHAPES = [(1, 1), (31, 7), (33, 65), (40, 128), (130, 600)]
 # Columns, inputs, group size: groups of part of a tile's 32 k, of one tile, of several and a part, and of all.

@@ -77,6 +77,18 @@ def test_so_it_does_after_a_thought(server, choice):
     assert answer["usage"]["completion_tokens"] > 90 and steps < 60
 
 
+@pytest.mark.parametrize("parser", ["hermes", "mistral", "pythonic"])
+def test_a_forced_call_that_is_cut_leaves_no_text(server, monkeypatch, parser):
+    form = AnswerFormat.of(None, parser, None)
+    monkeypatch.setattr(server.state, "answer_format", lambda own=None: form)
+    for max_tokens in range(1, 40, 6):
+        answer, _ = asked(server, **body_of("required", max_tokens=max_tokens))
+        (choice,) = answer["choices"]
+        assert not choice["message"]["content"]
+        events, _ = asked(server, **body_of("required", max_tokens=max_tokens, stream=True))
+        assert not any(choice["delta"].get("content") for each in events for choice in each["choices"])
+
+
 DOORS = {
     "/v1/chat/completions": body_of(NAMED),
     "/v1/responses": {

@@ -308,8 +308,28 @@ def test_a_processors_chat_template_goes_before_the_tokenizers(name: str, tmp_pa
     (folder / name).write_text(json.dumps({"chat_template": "{{ messages[0].content }}?"}))
     messages = [{"role": "user", "content": "Hello"}]
     assert get_tokenizer(folder).apply_chat_template(messages, tokenize=False) == "Hello?"
+    # A processor takes its own files' before chat_template.jinja, as transformers' does; a tokenizer has none of these.
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}.")
-    assert get_tokenizer(folder).apply_chat_template(messages, tokenize=False) == "Hello."
+    without = "Hello?" if name == "processor_config.json" else "Hello."
+    assert get_tokenizer(folder).apply_chat_template(messages, tokenize=False) == without
+    (folder / "preprocessor_config.json").write_text("{}")
+    assert get_tokenizer(folder).apply_chat_template(messages, tokenize=False) == "Hello?"
+
+
+def test_the_configuration_of_a_processor_goes_before_chat_template_json(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, sentencepiece_like())
+    for name, end in (("processor_config", "!"), ("chat_template", "?")):
+        (folder / f"{name}.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}" + end}))
+    messages = [{"role": "user", "content": "Hello"}]
+    assert get_tokenizer(folder).apply_chat_template(messages, tokenize=False) == "Hello!"
+
+
+@pytest.mark.parametrize("template", [7, ["{{ messages }}"], {"default": 7}])
+def test_a_chat_template_that_is_no_text(template: Any, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, sentencepiece_like())
+    (folder / "processor_config.json").write_text(json.dumps({"chat_template": template}))
+    with pytest.raises(ValueError, match="chat_template must be a text, or texts by their names, got"):
+        _ = get_tokenizer(folder).chat_template
 
 
 def test_a_chat_template_does_not_import_torchs_compiler(folder: Path) -> None:

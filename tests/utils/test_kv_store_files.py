@@ -20,7 +20,7 @@ from vllm.utils.kv_store import folder as folder_module
 from vllm.utils.kv_store import segment as segment_module
 from vllm.utils.kv_store.blocks import BlockStore
 from vllm.utils.kv_store.folder import StoreFolder
-from vllm.utils.kv_store.segment import ENTRY_BYTES, checksum
+from vllm.utils.kv_store.segment import ENTRY_BYTES, checksums
 
 SIZE = 5000  # no multiple of a sector
 
@@ -112,9 +112,9 @@ def test_pieces_are_read_at_once_and_found_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks_module, "_READ_BYTES", SIZE)
     read, both = blocks_module.read_blocks, threading.Barrier(2, timeout=20)
 
-    def read_together(places, file):
+    def read_together(*args):
         both.wait()
-        return read(places, file)
+        return read(*args)
 
     monkeypatch.setattr(blocks_module, "read_blocks", read_together)
     store = make(tmp_path)
@@ -165,7 +165,8 @@ def test_sectors_that_changed_places_are_seen():
     data = block(1, 8192)
     swapped = data.copy()
     swapped[:512], swapped[512:1024] = data[512:1024], data[:512]
-    assert len({checksum(data), checksum(swapped), checksum(data[:-1]), checksum(np.zeros(8192, np.uint8))}) == 4
+    others = swapped, data[:-1], np.zeros(8192, np.uint8)
+    assert len({checksums(each, 1)[0] for each in (data, *others)}) == 4
 
 
 @pytest.mark.parametrize("cut", [1, ENTRY_BYTES, ENTRY_BYTES + 1])

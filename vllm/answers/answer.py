@@ -86,6 +86,7 @@ class AnswerParser:
         is_streamed: bool = True,
         most_calls: int | None = None,
         request: Any = None,
+        only_calls: bool = False,
     ) -> None:
         """
         Args:
@@ -96,8 +97,10 @@ class AnswerParser:
             is_streamed: events are wanted as the text comes, which parsers of others need to know.
             most_calls: further calls are left out.
             request: for parsers of others.
+            only_calls: a form binds the answer to calls: what else its end may look like is a call that was cut.
         """
         self.num_calls = 0
+        self._only_calls = only_calls
         self._most_calls = most_calls
         self._tools = None if form.tools is None else form.tools(tokenizer, tools)
         self._reasoning = None
@@ -160,7 +163,11 @@ class AnswerParser:
         if self._foreign_reasoning is not None:
             before, text = self._foreign_reasoning.finish()
             before += self._counted(self._machine.feed(text), (), is_last=False)
-        return before + self._counted(self._machine.finish(), (), is_last=True)
+        last = self._counted(self._machine.finish(), (), is_last=True)
+        if self._only_calls:
+            last = [event for event in last if not isinstance(event, Content)]
+            self._content_ends = []
+        return before + last
 
     def _read(self, reader: Reader) -> Iterator[Step]:
         # Calls that are forced may have another form than the model's own.

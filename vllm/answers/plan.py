@@ -352,4 +352,6 @@ class AnswerPlan:
             tokenizer = getattr(tokenizer, "hf_tokenizer", None)
         tools = [dict(each) for each in self.choice.tools]
         wants_pieces = bool(self._request.stream) if is_streamed is None else is_streamed
-        return AnswerParser(self.format, tokenizer, tools, opening, wants_pieces, self.choice.most, self._request)
+        only_calls = self.choice.mode == _ANY_CALL
+        request = self._request
+        return AnswerParser(self.format, tokenizer, tools, opening, wants_pieces, self.choice.most, request, only_calls)

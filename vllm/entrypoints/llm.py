@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from functools import wraps
 from numbers import Integral
@@ -42,14 +43,15 @@ from vllm.v1.engine.plans.label_scoring import LabelScorer, encode_labels
 
 
 def _of_engine(
-    method: Callable[Concatenate[LLMEngine, Arguments], Result],
+    method: Callable[Concatenate[LLMEngine, Arguments], Result], takes_turn: bool = True
 ) -> Callable[Concatenate[LLM, Arguments], Result]:
-    """The engine's method as one of its LLM, with signature and docstring."""
+    """The engine's method as one of its LLM, with signature and docstring. `takes_turn`: as of `blocking`."""
 
     @wraps(method)
     def call(self: LLM, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        result: Result = getattr(self.llm_engine, method.__name__)(*args, **kwargs)
-        return result
+        with self.turn if takes_turn else nullcontext():
+            result: Result = getattr(self.llm_engine, method.__name__)(*args, **kwargs)
+            return result
 
     return call
 
@@ -93,7 +95,7 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
         self.request_counter = itertools.count()
         self._enqueued: list[str] = []
         self._enqueued_outputs: dict[str, RequestOutput] = {}  # finished while another call ran the engine
-        self._turn = threading.RLock()  # calls of several threads take turns
+        self.turn = threading.RLock()  # calls of several threads take turns
 
     @property
     def engine_calls(self) -> EngineCalls:
@@ -103,7 +105,7 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
     set_tokenizer = _of_engine(LLMEngine.set_tokenizer)
     collective_rpc = _of_engine(LLMEngine.collective_rpc)
     apply_model = _of_engine(LLMEngine.apply_model)
-    get_metrics = _of_engine(LLMEngine.get_metrics)
+    get_metrics = _of_engine(LLMEngine.get_metrics, takes_turn=False)
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
@@ -186,9 +188,9 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
         processed, checked = self._check(prompt_list, params_list, text_options(tokenization_kwargs))
         if any(each.use_beam_search for each in checked):
             raise VLLMValidationError("use_beam_search needs LLM.generate or LLM.beam_search", "use_beam_search", True)
-        processed = self.llm_engine.with_adapters(processed, adapters)
+        processed = self._with_adapters(processed, adapters)
         request_ids = [str(next(self.request_counter)) for _ in processed]
-        with self._turn:
+        with self.turn:
             self.llm_engine.add_processed(request_ids, processed, checked, priorities=priorities)
             self._enqueued += request_ids
         return request_ids
@@ -198,8 +200,8 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
     ) -> list[RequestOutput]:
         """The results of all that was enqueued, in that order. `output_type`: RequestOutput, the only one there is.
         RuntimeError: the engine sleeps; what was enqueued stays."""
-        self.llm_engine.engine_core.check_awake()
-        with self._turn, InterruptsBetweenSteps() as interrupts:
+        with self.turn, InterruptsBetweenSteps() as interrupts:
+            self.llm_engine.engine_core.check_awake()
             request_ids, self._enqueued = self._enqueued, []
             return self._run(request_ids, use_tqdm, interrupts, self.llm_engine.step)
 
@@ -253,14 +255,18 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
     ) -> list[RequestOutput]:
         """Check and run; one of each list a prompt. `beam_logprobs`: beam searches return their readings."""
         processed, checked = self._check(prompts, params_list, options)
-        processed = self.llm_engine.with_adapters(processed, adapters)
+        processed = self._with_adapters(processed, adapters)
         if not any(params.use_beam_search for params in checked):
             return self._complete(processed, checked, priorities, use_tqdm)
         request_ids = [str(next(self.request_counter)) for _ in processed]
         beams = BeamSearches(self.llm_engine, beam_logprobs)
-        with self._turn, InterruptsBetweenSteps() as interrupts, beams as searches:
+        with self.turn, InterruptsBetweenSteps() as interrupts, beams as searches:
             searches.add_processed(request_ids, processed, checked, priorities)
             return self._run(request_ids, use_tqdm, interrupts, searches.step)
+
+    def _with_adapters(self, prompts: Sequence[ProcessedPrompt], adapters: Sequence[Any]) -> list[ProcessedPrompt]:
+        with self.turn:
+            return self.llm_engine.with_adapters(prompts, adapters)
 
     def _check(
         self, prompts: list[Any], params_list: list[SamplingParams], options: TextOptions
@@ -285,7 +291,7 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
         use_tqdm: bool | Callable[..., Any],
     ) -> list[Any]:
         request_ids = [str(next(self.request_counter)) for _ in processed]
-        with self._turn, InterruptsBetweenSteps() as interrupts:
+        with self.turn, InterruptsBetweenSteps() as interrupts:
             self.llm_engine.add_processed(request_ids, processed, checked, priorities=priorities)
             return self._run(request_ids, use_tqdm, interrupts, self.llm_engine.step)
 
@@ -437,12 +443,12 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
     ) -> tuple[list[ProcessedPrompt], int | None]:
         """The prompts with `adapter` or, each, with every one of `adapters`, and how many these are, if asked."""
         if adapters is None:
-            return self.llm_engine.with_adapters(prompts, _one_each("lora_request", adapter, len(prompts))), None
+            return self._with_adapters(prompts, _one_each("lora_request", adapter, len(prompts))), None
         if adapter is not None or not isinstance(adapters, Sequence) or isinstance(adapters, str) or not adapters:
             message = "lora_requests must be a list of adapters, and comes in place of lora_request"
             raise VLLMValidationError(message, "lora_requests")
         repeated = [prompt for prompt in prompts for _ in adapters]
-        return self.llm_engine.with_adapters(repeated, list(adapters) * len(prompts)), len(adapters)
+        return self._with_adapters(repeated, list(adapters) * len(prompts)), len(adapters)
 
     def _pool(
         self,
@@ -469,7 +475,7 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
         checked = self._checked_params(processed, params)
         tokenizer = self.llm_engine.tokenizer
         adapters = _one_each("lora_request", lora_request, len(processed))
-        processed = self.llm_engine.with_adapters(processed, adapters)
+        processed = self._with_adapters(processed, adapters)
         chunks = [
             late_chunks(tokenizer, prompt, own, options.add_special_tokens)
             for prompt, own in zip(processed, checked, strict=True)
@@ -530,7 +536,7 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
         requests = [request for plan in plans for request in plan.requests()]
         each_priority = [own for own, plan in zip(priorities, plans, strict=True) for _ in range(plan.num_requests)]
         adapters = zip(_one_each("lora_request", lora_request, len(plans)), plans, strict=True)
-        prompts = self.llm_engine.with_adapters(
+        prompts = self._with_adapters(
             [own for own, _ in requests], [own for own, plan in adapters for _ in range(plan.num_requests)]
         )
         outputs = iter(self._complete(prompts, [own for _, own in requests], each_priority, use_tqdm))

@@ -43,7 +43,8 @@ class VocabShard(nn.Module):
         self.group = get_tp_group()
         self.vocab_size = vocab_size
         self.vocab_range = split_vocab(vocab_size, self.group.world_size)[self.group.rank]
-        self.weight: nn.Parameter | None = None
+        self.weight: nn.Parameter | None
+        self.register_parameter("weight", None)
         self._hidden_size = self.width = hidden_size
         self._like = self.empty = torch.empty(0)
         # AdaptedProduct and AdaptedEmbedding add adapters' products.
@@ -59,8 +60,9 @@ class VocabShard(nn.Module):
 
     def checkpoint_slots(self) -> dict[str, WeightSlot]:
         """Where the checkpoint's `weight` goes; empty for a head whose weight is an embedding's."""
-        if self.weight is None:
+        if self._parameters["weight"] is None:
             return {}
+        assert self.weight is not None
         shards = Shard(self.vocab_size, self.vocab_range), Shard.whole(self.weight.shape[1])
         return {"weight": WeightSlot(self.weight.data, shards)}
 
@@ -89,10 +91,17 @@ class VocabParallelEmbedding(VocabShard):
 
     def begin_update(self) -> bool:
         """See LinearBase.begin_update; what was a packed copy is looked up in until the head packs anew."""
-        if self.weight is not None:
+        if self._parameters["weight"] is not None:
             return False
         self._use_weight(self._new_weight())
         return True
+
+    def __getattr__(self, name: str) -> Any:
+        """Callers who reach for a `weight` that a packed copy has replaced get its values, in a tensor of their own."""
+        value = super().__getattr__(name)
+        if name == "weight" and value is None:
+            return self.rows(torch.arange(len(self.vocab_range), device=self._like.device))
+        return value
 
     def look_up_in(self, packed: PackedLinear) -> None:
         """Free the weight and read the head's packed copy of it."""

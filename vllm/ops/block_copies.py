@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vllm.ops._dispatch import implementation, triton_function
+from vllm.utils.kv_store.segment import checksums
 
 
 class BlockParts(NamedTuple):
@@ -31,12 +33,42 @@ def block_parts(parts: Sequence[Tensor]) -> BlockParts:
 def copy_blocks_(source_ids: Tensor, target_ids: Tensor, source: BlockParts, target: BlockParts) -> None:
     """Copy the blocks source_ids of `source`, int64 [N], to target_ids of `target`, int64 [N] and distinct. Both have
     parts of the same sizes. No block may be both read and written."""
-    if implementation(source_ids) == "triton":
+    which = implementation(source_ids)
+    if which == "triton":
         triton_function("copy_blocks_", __name__)(source_ids, target_ids, source, target)
+        return
+    if which == "cpp":
+        _copy(source_ids, target_ids, source, target, None)
         return
     width = min(source.width, target.width)
     for own, other in zip(source.parts, target.parts, strict=True):
         wide(other, width).index_copy_(0, target_ids, wide(own, width).index_select(0, source_ids))
+
+
+def take_blocks_(rows: Tensor, ids: Tensor, source: BlockParts) -> Tensor:
+    """Copy the blocks ids of `source`, int64 [N], on a CPU, to rows, uint8 [N, size], one part after the other.
+    Returns `block_sums` of the rows."""
+    target, numbers = block_parts(rows.split(source.table[2].tolist(), dim=1)), torch.arange(len(ids))
+    if implementation(rows) == "cpp":
+        sums = torch.empty(len(ids), dtype=torch.int64)
+        _copy(ids, numbers, source, target, sums)
+        return sums
+    copy_blocks_(ids, numbers, source, target)
+    return block_sums(rows)
+
+
+def block_sums(rows: Tensor) -> Tensor:
+    """The checksums of a store's blocks, uint8 [N, size] on a CPU: int64 [N]. It runs in the calling thread alone."""
+    if implementation(rows) == "cpp":
+        sums: Tensor = torch.ops.vllm_cpu.block_sums(rows)
+        return sums
+    found = checksums(rows.numpy().reshape(-1), len(rows)) if len(rows) else []
+    return torch.from_numpy(np.array(found, dtype=np.uint64).view(np.int64))
+
+
+def _copy(source_ids: Tensor, target_ids: Tensor, source: BlockParts, target: BlockParts, sums: Tensor | None) -> None:
+    counts = len(source.parts[0]), len(target.parts[0])
+    torch.ops.vllm_cpu.copy_blocks_(source_ids, target_ids, source.table, target.table, *counts, sums)
 
 
 def wide(part: Tensor, width: int) -> Tensor:

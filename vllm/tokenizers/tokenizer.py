@@ -47,11 +47,7 @@ class _Source:
             if (config := self._small_config()) is not None:
                 options["config"] = config
             tokenizer = AutoTokenizer.from_pretrained(str(path), **options)
-            # Models that read pictures have it beside their processors, whose word goes before the tokenizer's.
-            if not (path / "chat_template.jinja").is_file():
-                files = (_read_object(path, name) for name in ("chat_template.json", "processor_config.json"))
-                found = (file.get("chat_template") for file in files)
-                tokenizer.chat_template = next(filter(None, found), tokenizer.chat_template)
+            tokenizer.chat_template = _checked_template(_processors_template(path) or tokenizer.chat_template)
             return tokenizer
         except (OSError, ValueError, ImportError, KeyError) as error:
             raise ValueError(f"no tokenizer could be loaded from {path.name}: {error}") from error
@@ -335,6 +331,26 @@ class SlowTokenizer(Tokenizer):
         return "other"  # only its own decode tells a token's text
 
 
+def _processors_template(folder: Path) -> Any:
+    """The chat template beside the processor of a model that reads pictures, whose word goes before the tokenizer's."""
+    has_processor = any((folder / f"{name}processor_config.json").is_file() for name in ("", "pre"))
+    if not has_processor and (folder / "chat_template.jinja").is_file():
+        return None
+    files = (_read_object(folder, name) for name in ("processor_config.json", "chat_template.json"))
+    return next(filter(None, (file.get("chat_template") for file in files)), None)
+
+
+def _checked_template(template: Any) -> Any:
+    """
+    Raises:
+        ValueError: it is neither a text nor texts by their names.
+    """
+    texts = template.values() if isinstance(template, dict) else () if template is None else (template,)
+    if not all(isinstance(each, str) for each in texts):
+        raise ValueError(f"chat_template must be a text, or texts by their names, got {template!r}")
+    return template
+
+
 class OwnClassTokenizer(Tokenizer):
     """A tokenizer whose class comes with its checkpoint as code, which is not run."""
 
@@ -342,7 +358,7 @@ class OwnClassTokenizer(Tokenizer):
         is_first_glm = "chatglm2" in str(_read_object(folder, "config.json").get("_name_or_path", ""))
         backend, named = load_own_class(folder, settings, is_first_glm)
         super().__init__(backend, named, source)
-        self._template = settings.get("chat_template")
+        self._template = _checked_template(settings.get("chat_template"))
 
     @cached_property
     def hf_tokenizer(self) -> Any:

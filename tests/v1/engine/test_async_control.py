@@ -215,6 +215,17 @@ def test_pooled_requests_wait_while_it_sleeps(folder):
     run_with_engine(folder, test, runner="pooling")
 
 
+def test_an_aborted_pooled_request_ends_with_an_output(folder):
+    async def test(engine, _):
+        stream = await engine.add_request("pooled", "abc", PoolingParams(task="embed"))
+        await engine.abort("pooled")
+        (output,) = [each async for each in stream]
+        assert output.finished and output.outputs.data.numel() == 0 and output.prompt_token_ids
+        assert output.error.code == "aborted" and output.error.retryable
+
+    run_with_engine(folder, test, runner="pooling")
+
+
 def test_kept_requests_are_run_to_their_ends(folder):
     async def test(engine, wanted):
         running = await begin(engine, "a")

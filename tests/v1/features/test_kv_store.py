@@ -211,7 +211,7 @@ def test_a_prompt_with_which_another_engine_goes_on_ends_once_it_is_written(fold
     llm = make_tiny_llm(folder, kv_store=str(tmp_path))
     writing = llm.llm_engine.engine_core.scheduler.guests[-1].store._writing
     write, may_write = writing._write, threading.Event()
-    monkeypatch.setattr(writing, "_write", lambda key, block: may_write.wait(60) and write(key, block))
+    monkeypatch.setattr(writing, "_write", lambda waiting: may_write.wait(60) and write(waiting))
     asked = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"do_remote_decode": True}})
 
     def next_end() -> tuple[str, Any]:

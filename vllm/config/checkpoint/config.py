@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.config.checkpoint.overrides import check_parts, names_of_whole
-from vllm.config.checkpoint.text_part import MARK, drop_axes, text_part
+from vllm.config.checkpoint.text_part import MARK, drop_axes, give_axes, text_part
 from vllm.sampling_params import MODEL_DEFAULTS
 
 _DEFAULT_ROPE_THETA = 10000.0
@@ -127,6 +127,7 @@ def load_hf_config(folder: Path, overrides: dict[str, Any] | None = None) -> HFC
     return parse_hf_config(*read_config(folder, overrides), f"{folder.name}/config.json")
 
 
+_ROPE_ENTRIES = {"rope_parameters", "rope_scaling"}
 _CLASSIFIER, _WHOLE = "ForSequenceClassification", "ForConditionalGeneration"
 
 
@@ -159,6 +160,8 @@ def read_config(
             del overrides["architectures"]
     _apply_overrides(raw, overrides)
     if MARK in raw:
+        if overrides.keys() & _ROPE_ENTRIES:
+            give_axes(raw)
         drop_axes(raw)
     _read_as_generating(raw)
     generation = _read_json(folder, "generation_config.json") or {}

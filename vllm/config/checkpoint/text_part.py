@@ -197,6 +197,19 @@ def _by_transformers(raw: dict[str, Any]) -> dict[str, Any]:
     return own
 
 
+def give_axes(text: dict[str, Any]) -> None:
+    """Give the whole model the text decoder's rotary positions, where these were overridden: it reads the sections of
+    a head that turn by other axes there."""
+    whole = text[WHOLE]
+    is_nested = isinstance(whole.get("text_config"), dict)
+    part = dict(whole["text_config"] if is_nested else whole)
+    for entry in ("rope_scaling", "rope_parameters"):
+        part.pop(entry, None)
+        if isinstance(text.get(entry), dict):
+            part["rope_parameters"] = dict(text[entry])
+    text[WHOLE] = whole | {"text_config": part} if is_nested else part
+
+
 def drop_axes(text: dict[str, Any]) -> None:
     """Leave out of a text decoder's scaled rotary positions the sections of a head that turn by other axes: these are
     the whole model's, whatever the frequencies are."""

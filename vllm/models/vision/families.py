@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -195,11 +195,21 @@ def picture_family(config: HFConfig, folder: Path) -> PictureFamily:
 
 
 def frequency_axes(family: PictureFamily, count: int) -> list[int]:
-    """The axis (time, height, width: 0 to 2) by which each of `count` frequencies of a head turns."""
+    """The axis (time, height, width: 0 to 2) by which each of `count` frequencies of a head turns.
+
+    Raises:
+        ValueError: config.json has other sections than a head can have.
+    """
     text = family.config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
-    sections = list(rope.get("mrope_section") or _SECTIONS[text.model_type])
-    if not text.model_type.startswith(_ALTERNATING):
+    given = rope.get("mrope_section")
+    alternates = text.model_type.startswith(_ALTERNATING)
+    if given is not None:
+        is_three = isinstance(given, Sequence) and [type(each) for each in given] == [int] * 3 and min(given) >= 0
+        if not is_three or (sum(given) != count and not alternates):
+            raise ValueError(f"mrope_section must be three sizes that add up to {count}, got {given!r}")
+    sections = list(given or _SECTIONS[text.model_type])
+    if not alternates:
         return [axis % 3 for axis, length in enumerate(sections) for _ in range(length)][:count]
     axes = [0] * count
     for axis in (1, 2):

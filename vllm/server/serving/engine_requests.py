@@ -158,6 +158,8 @@ class Submission:
     def _check_errors(self, output: RequestOutput | PoolingRequestOutput[Any]) -> None:
         if isinstance(output, PoolingRequestOutput):
             if output.error is not None:
+                if output.error.code == "aborted":
+                    raise _stopped()
                 raise ApiError(500, output.error.message, code="pooling_failed")
             return
         for completion in output.outputs:

@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from vllm.utils.kv_store.folder import StoreFolder, touch
 from vllm.utils.kv_store.segment import (
     ENTRY_BYTES,
     Bytes,
+    Checksums,
+    NewBlock,
     Place,
     SegmentIndex,
     SegmentWriter,
+    checksums,
     read_blocks,
 )
 
@@ -28,6 +32,8 @@ logger = init_logger(__name__)
 
 MOST_UNWRITTEN_BYTES = 256 * 2**20
 """The most that waits to be written: blocks beyond it are not kept."""
+# The most that the index gets at once: until then others do not find it, and its memory is not free.
+_WRITE_BYTES, _MOST_AT_ONCE = 32 * 2**20, 512
 # After an error nothing is written for so long.
 _REST_SECONDS = 60.0
 _END_SECONDS = 60.0
@@ -38,23 +44,26 @@ _READ_BYTES, _READERS = 64 * 2**20, 2
 # The use of a segment is noted as often as this.
 _TOUCH_SECONDS = 10.0
 
+_Waiting = tuple[bytes, Bytes | None, int | None]
+"""A key, its block (None: it is taken back) and the checksum, where it is known."""
+
 
 class BlockStore:
     """Blocks by key, under a name that says what they depend on. A block that is not there any more, or not what was
     written, is not found; nothing that happens to the folder is an error."""
 
-    def __init__(self, folder: StoreFolder, shelf: str, about: dict[str, Any]) -> None:
+    def __init__(self, folder: StoreFolder, shelf: str, about: dict[str, Any], sums_of: Checksums = checksums) -> None:
         """
         Args:
             shelf: the name of all that blocks depend on beside their keys.
             about: the same for people.
         """
-        self.folder, self._shelf = folder, shelf
+        self.folder, self._shelf, self._sums_of = folder, shelf, sums_of
         self._places: dict[bytes, Place] = {}
         self._indices: dict[str, SegmentIndex] = {}
         self._folder_time = -1
         self._touched: dict[Path, float] = {}
-        self._writing = _Writing(folder, shelf, about)
+        self._writing = _Writing(folder, shelf, about, sums_of)
         # At the process's end, too, what waits is written.
         self._end = weakref.finalize(self, _Writing.end, self._writing)
 
@@ -137,12 +146,11 @@ class BlockStore:
             touch(path)
         return found
 
-    @staticmethod
-    def _read(run: list[Place]) -> list[Bytes]:
+    def _read(self, run: list[Place]) -> list[Bytes]:
         path = run[0].path
         try:
             with path.open("rb", buffering=0) as file:
-                blocks = read_blocks(run, file.fileno())
+                blocks = read_blocks(run, file.fileno(), self._sums_of)
             if len(blocks) < len(run):
                 warn_once(logger, "kv_store: %s is damaged: such blocks are computed again", path)
             return blocks
@@ -158,9 +166,14 @@ class BlockStore:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def write(self, key: bytes, block: Bytes) -> bool:
-        """Write a block, uint8 [N], which may not change from now on, some time later. False: too many wait."""
-        return self._writing.put(key, block)
+    def write(self, key: bytes, block: Bytes, checksum: int | None = None) -> bool:
+        """Write a block, uint8 [N], which may not change from now on, some time later. `checksum`: its own, where the
+        caller has it. False: too many wait."""
+        return self.write_all([(key, block, checksum)]) == 1
+
+    def write_all(self, blocks: Sequence[_Waiting]) -> int:
+        """The same of several: how many of them, from the first on, are going to be written."""
+        return self._writing.put(blocks)
 
     def take_back(self, keys: Sequence[bytes]) -> None:
         """No process is to use these blocks."""
@@ -210,11 +223,11 @@ class _Writing:
         keys: of the blocks that wait, and of those that were written and not found yet.
     """
 
-    def __init__(self, folder: StoreFolder, shelf: str, about: dict[str, Any]) -> None:
-        self._folder, self._shelf, self._about = folder, shelf, about
+    def __init__(self, folder: StoreFolder, shelf: str, about: dict[str, Any], sums_of: Checksums) -> None:
+        self._folder, self._shelf, self._about, self._sums_of = folder, shelf, about, sums_of
         self.keys: set[bytes] = set()
         self.num_written = self.num_given = 0
-        self._waiting: deque[tuple[bytes, Bytes | None]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._num_bytes = 0
         self._rests_until = 0.0
         self._segment: SegmentWriter | None = None
@@ -222,24 +235,27 @@ class _Writing:
         self._is_ending = False
         self._thread: threading.Thread | None = None
 
-    def put(self, key: bytes, block: Bytes) -> bool:
+    def put(self, blocks: Sequence[_Waiting]) -> int:
         with self._change:
-            too_many = self._num_bytes + block.nbytes > MOST_UNWRITTEN_BYTES and self._waiting
-            if too_many or self._is_ending or time.monotonic() < self._rests_until:
-                return False
-            self._num_bytes += block.nbytes
-            self.keys.add(key)
-            self._append(key, block)
-        return True
+            if self._is_ending or time.monotonic() < self._rests_until:
+                return 0
+            for number, (key, block, checksum) in enumerate(blocks):
+                size = 0 if block is None else block.nbytes
+                if self._num_bytes + size > MOST_UNWRITTEN_BYTES and self._waiting:
+                    return number
+                self._num_bytes += size
+                self.keys.add(key)
+                self._append(key, block, checksum)
+        return len(blocks)
 
     def take_back(self, keys: Sequence[bytes]) -> None:
         with self._change:
             if not self._is_ending:
                 for key in keys:
-                    self._append(key, None)
+                    self._append(key, None, 0)
 
-    def _append(self, key: bytes, block: Bytes | None) -> None:
-        self._waiting.append((key, block))
+    def _append(self, key: bytes, block: Bytes | None, checksum: int | None) -> None:
+        self._waiting.append((key, block, checksum))
         self.num_given += 1
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="kv-store", daemon=True)
@@ -264,42 +280,56 @@ class _Writing:
                 self._change.wait_for(lambda: self._waiting or self._is_ending)
                 if not self._waiting:
                     break
-            self._write_first()
+            self._write_next()
         if self._segment is not None:
             self._segment.close()
 
-    def _write_first(self) -> None:
-        """Write what has waited longest. Afterwards nothing here holds its memory, which the next step may need."""
-        key, block = self._waiting[0]
+    def _write_next(self) -> None:
+        """Write those that have waited longest. Afterwards nothing here holds their memory, which the next step may
+        need."""
+        with self._change:
+            waiting = list(islice(self._waiting, _MOST_AT_ONCE))
         error: OSError | None = None
+        count = 0
         try:
-            self._write(key, block)
+            count = self._write(waiting)
         except OSError as problem:
             error = problem
         with self._change:
-            self._drop_first()
+            for _ in range(count):
+                self._drop_first()
             if error is not None:
-                self.keys.discard(key)
                 self._rest(error)
             self._change.notify_all()
 
-    def _write(self, key: bytes, block: Bytes | None) -> None:
-        size = 0 if block is None else block.nbytes
-        if self._segment is None or not self._segment.takes(size):
+    def _write(self, waiting: list[_Waiting]) -> int:
+        """Write the first of these, as many as go at once: their number."""
+        sizes = [0 if block is None else block.nbytes for _, block, _ in waiting]
+        if self._segment is None or not self._segment.takes(sizes[0]):
             if self._segment is not None:
                 self._segment.close()
                 self._segment = None
-            self._segment = self._folder.begin_segment(self._shelf, self._about, size + 8 * ENTRY_BYTES + 4096)
-        if block is None:
-            self._segment.take_back(key)
-        else:
-            self._segment.add(key, block)
-            self.num_written += 1
+            self._segment = self._folder.begin_segment(self._shelf, self._about, sizes[0] + 8 * ENTRY_BYTES + 4096)
+        count, total = 1, sizes[0]
+        while count < len(sizes) and total + sizes[count] <= _WRITE_BYTES:
+            if not self._segment.takes(total + sizes[count], count + 1):
+                break
+            total += sizes[count]
+            count += 1
+        self._segment.add([self._new(*each) for each in waiting[:count]])
+        self.num_written += sum(block is not None for _, block, _ in waiting[:count])
+        return count
+
+    def _new(self, key: bytes, block: Bytes | None, checksum: int | None) -> NewBlock:
+        if checksum is None:
+            assert block is not None
+            [checksum] = self._sums_of(block, 1)
+        return NewBlock(key, block, checksum)
 
     def _rest(self, error: OSError) -> None:
         warn_once(logger, "kv_store: blocks are not kept for now, as they cannot be written: %s", error)
         self._rests_until = time.monotonic() + _REST_SECONDS
-        self.keys -= {key for key, _ in self._waiting}
+        self.keys -= {key for key, _, _ in self._waiting}
         while self._waiting:
             self._drop_first()
         if self._segment is not None:
@@ -307,5 +337,5 @@ class _Writing:
             self._segment = None
 
     def _drop_first(self) -> None:
-        _, block = self._waiting.popleft()
+        _, block, _ = self._waiting.popleft()
         self._num_bytes -= 0 if block is None else block.nbytes

@@ -13,7 +13,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,11 @@ _ENTRY = struct.Struct("<B31sQQQ")  # size of the key, key, start, size, checksu
 _SEAL = struct.Struct("<II")  # CRC-32 of the entry, nothing
 ENTRY_BYTES = _ENTRY.size + _SEAL.size
 _WORDS = 64  # 512 bytes, a sector
+# So much is read before it is summed: it is in the core's own cache then.
+_PIECE_BYTES = 2**20
+
+Checksums = Callable[[Bytes, int], list[int]]
+"""`checksums`, or what computes the same."""
 
 
 class DamagedSegmentError(ValueError):
@@ -45,14 +50,17 @@ class Place(NamedTuple):
     checksum: int
 
 
-def checksum(data: Bytes) -> int:
-    """64 bits of uint8 [N]: sums of sectors, each times an odd number of its own. A flipped bit changes it, and so do
-    sectors that are missing or elsewhere; it is no defence against intent."""
-    return checksums(data, 1)[0]
+class NewBlock(NamedTuple):
+    """A block to write, uint8 [N], and its checksum; None: its key is taken back."""
+
+    key: bytes
+    data: Bytes | None
+    checksum: int
 
 
 def checksums(data: Bytes, count: int) -> list[int]:
-    """The same of `count` equal parts of uint8 [N]. Calls are few, as after each the thread may wait for others."""
+    """64 bits of each of `count` equal parts of uint8 [N]: sums of sectors, each times an odd number of its own. A
+    flipped bit changes it, and so do sectors that are missing or elsewhere; it is no defence against intent."""
     parts = data.reshape(count, -1)
     size = parts.shape[1]
     whole = size // (8 * _WORDS) * (8 * _WORDS)
@@ -65,34 +73,38 @@ def checksums(data: Bytes, count: int) -> list[int]:
     return [(total + size) % 2**64 for total in totals.tolist()]
 
 
-def read_blocks(places: Sequence[Place], file: int) -> list[Bytes]:
+def read_blocks(places: Sequence[Place], file: int, sums_of: Checksums = checksums) -> list[Bytes]:
     """Read blocks that lie one after the other in an open file, uint8 [size] each, parts of one array, up to the first
     that is not what was written. OSError: they cannot be read."""
-    num_bytes = sum(place.size for place in places)
-    whole, done = np.empty(num_bytes, dtype=np.uint8), 0
-    while done < num_bytes:
-        read = os.preadv(file, [whole.data[done:]], places[0].start + done)
+    whole = np.empty(sum(place.size for place in places), dtype=np.uint8)
+    found: list[Bytes] = []
+    begin = 0
+    for size, same in groupby(place.size for place in places):
+        left = sum(1 for _ in same)
+        while left:
+            count = min(left, max(_PIECE_BYTES // size, 1))
+            piece = whole[begin : begin + count * size]
+            num_whole = _read(file, piece, places[0].start + begin) // size
+            sums = sums_of(piece[: num_whole * size], num_whole) if num_whole else []
+            for number, total in enumerate(sums):
+                if total != places[len(found)].checksum:
+                    return found
+                found.append(piece[number * size : (number + 1) * size])
+            if num_whole < count:
+                return found
+            left, begin = left - count, begin + count * size
+    return found
+
+
+def _read(file: int, data: Bytes, start: int) -> int:
+    """Read up to the end of `data`, or of the file: the bytes read."""
+    done = 0
+    while done < data.nbytes:
+        read = os.preadv(file, [data.data[done:]], start + done)
         if not read:
             break
         done += read
-    sums: list[int] = []
-    begin = 0
-    for size, same in groupby(place.size for place in places):
-        count = sum(1 for _ in same)
-        whole_ones = min(count, (done - begin) // size)
-        if whole_ones:
-            sums += checksums(whole[begin : begin + whole_ones * size], whole_ones)
-        if whole_ones < count:
-            break
-        begin += count * size
-    found: list[Bytes] = []
-    begin = 0
-    for place, total in zip(places, sums, strict=False):
-        if total != place.checksum:
-            break
-        found.append(whole[begin : begin + place.size])
-        begin += place.size
-    return found
+    return done
 
 
 class SegmentIndex:
@@ -163,29 +175,25 @@ class SegmentWriter:
                 file.unlink(missing_ok=True)
             raise
 
-    def takes(self, size: int) -> bool:
-        """Whether there is room for a block of so many bytes, and the segment has not been removed."""
+    def takes(self, size: int, count: int = 1) -> bool:
+        """Whether there is room for `count` blocks of so many bytes together, and the segment has not been removed."""
         if os.fstat(self._files[0]).st_nlink == 0:
             return False
-        return self._at + size + self._index_at + ENTRY_BYTES <= self._capacity
+        return self._at + size + self._index_at + count * ENTRY_BYTES <= self._capacity
 
-    def add(self, key: bytes, data: Bytes) -> Place:
-        """Write a block, uint8 [N]. OSError: there is no room; then nothing is added."""
-        place = Place(self.blocks, self._at, data.nbytes, checksum(data))
-        _write(self._files[1], data.data, place.start)
-        self._enter(key, place)
-        self._at += data.nbytes
-        return place
-
-    def take_back(self, key: bytes) -> None:
-        """Nobody is to use what is there under this key. OSError: there is no room."""
-        self._enter(key, Place(self.blocks, 0, 0, 0))
-
-    def _enter(self, key: bytes, place: Place) -> None:
-        assert len(key) <= LONGEST_KEY
-        entry = _ENTRY.pack(len(key), key, place.start, place.size, place.checksum)
-        _write(self._files[0], entry + _SEAL.pack(zlib.crc32(entry), 0), self._index_at)
-        self._index_at += ENTRY_BYTES
+    def add(self, blocks: Sequence[NewBlock]) -> None:
+        """Write blocks. OSError: there is no room; then none is added."""
+        start, entries = self._at, b""
+        for key, data, total in blocks:
+            if data is None:
+                entries += _entry(key, 0, 0, 0)
+                continue
+            # One by one: for larger writes the system takes larger pages, which a virtual machine's host has to find.
+            _write(self._files[1], data.data, start)
+            entries += _entry(key, start, data.nbytes, total)
+            start += data.nbytes
+        _write(self._files[0], entries, self._index_at)
+        self._at, self._index_at = start, self._index_at + len(entries)
 
     def close(self) -> None:
         """End the segment; another process may remove it from now on."""
@@ -197,6 +205,12 @@ class SegmentWriter:
 
 def _create(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+
+def _entry(key: bytes, start: int, size: int, total: int) -> bytes:
+    assert len(key) <= LONGEST_KEY
+    entry = _ENTRY.pack(len(key), key, start, size, total)
+    return entry + _SEAL.pack(zlib.crc32(entry), 0)
 
 
 def _write(file: int, data: bytes | memoryview, start: int) -> None:

@@ -8,6 +8,7 @@ A row is a coroutine of `EngineCalls`: its name, arguments and docstring are the
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -267,25 +268,33 @@ class EngineCalls:
 
 
 def blocking(
-    call: Callable[Concatenate[Any, Arguments], Coroutine[Any, Any, Result]],
+    call: Callable[Concatenate[Any, Arguments], Coroutine[Any, Any, Result]], takes_turn: bool = True
 ) -> Callable[Concatenate[BlockingCalls, Arguments], Result]:
-    """The call for an engine in this process, where nothing of it waits for another."""
+    """The call for an engine in this process, where nothing of it waits for another. `takes_turn`: it waits for calls
+    of other threads that run the engine."""
 
     @wraps(call)
     def run(self: BlockingCalls, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        running = call(self.engine_calls, *args, **kwargs)
-        try:
-            running.send(None)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-        raise AssertionError(f"{call.__name__} waits for something")
+        with self.turn if takes_turn else nullcontext():
+            running = call(self.engine_calls, *args, **kwargs)
+            try:
+                running.send(None)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            raise AssertionError(f"{call.__name__} waits for something")
 
     return run
 
 
 class BlockingCalls:
-    """The calls as methods that block, for `LLM` and `LLMEngine`."""
+    """The calls as methods that block, for `LLM` and `LLMEngine`.
+
+    Attributes:
+        turn: held by a call that runs the engine, where threads share it.
+    """
+
+    turn: AbstractContextManager[Any] = nullcontext()
 
     @property
     def engine_calls(self) -> EngineCalls:
@@ -309,9 +318,9 @@ class BlockingCalls:
     get_weight_version = blocking(EngineCalls.get_weight_version)
     start_profile = blocking(EngineCalls.start_profile)
     stop_profile = blocking(EngineCalls.stop_profile)
-    get_tokenizer = blocking(EngineCalls.get_tokenizer)
-    get_model_config = blocking(EngineCalls.get_model_config)
-    get_supported_tasks = blocking(EngineCalls.get_supported_tasks)
+    get_tokenizer = blocking(EngineCalls.get_tokenizer, takes_turn=False)
+    get_model_config = blocking(EngineCalls.get_model_config, takes_turn=False)
+    get_supported_tasks = blocking(EngineCalls.get_supported_tasks, takes_turn=False)
     do_log_stats = blocking(EngineCalls.do_log_stats)
 
 

@@ -76,8 +76,13 @@ class PoolingOutputProcessor:
     num_unfinished_sequences = num_unfinished_requests
 
     def outputs_so_far(self, request_ids: Iterable[str]) -> list[Any]:
-        """None: a request has all of its output or nothing."""
-        return []
+        """A request has all of its output or nothing: those that are unfinished get none, with the reason."""
+        error = RequestError("aborted", "the request was aborted", retryable=True)
+        return [
+            PoolingRequestOutput(each, PoolingOutput(torch.empty(0)), self._token_ids[each], 0, True, error=error)
+            for each in request_ids
+            if each in self._token_ids
+        ]
 
     def abort_requests(self, request_ids: Iterable[str], reason: str = "abort") -> list[str]:
         aborted = [each for each in list(request_ids) if self._token_ids.pop(each, None) is not None]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vllm.distributed.stages import get_stage
-from vllm.ops.block_copies import wide
+from vllm.ops.block_copies import block_parts, block_sums, copy_blocks_, take_blocks_
 from vllm.ops.cpu_kernels import packs_for
 from vllm.utils.kv_store.segment import Bytes
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -103,14 +103,14 @@ class StoredBlocks(RunnerGuest):
         for begin in range(0, len(blocks.back), count):
             turn = blocks.back[begin : begin + count]
             rows = self._own_shares([block for block, _ in turn], self._of_block)
-            self._copy(rows, [each for _, each in turn], is_out=False)
+            self._copy_in(rows, [each for _, each in turn])
 
     def after_forward(self, step: SchedulerOutput, batch: InputBatch, hidden: Tensor) -> None:
         blocks = step.parts.of(StepBlocks)
         if blocks is None or not (blocks.out or blocks.hidden_out or blocks.states_out):
             return
         rows = self._memory.take(len(blocks.out), self._of_block.size)
-        self._copy(rows, [each.block_id for each in blocks.out], is_out=True)
+        sums = self._copy_out(rows, [each.block_id for each in blocks.out])
         # The guests that keep these come before this one: they have written this step's.
         pools, nothing = _state_pools(self._runner), torch.empty(0, dtype=torch.uint8)
         states = [nothing if pools is None else pools.bytes_of(each.block_id) for each in blocks.states_out]
@@ -123,7 +123,9 @@ class StoredBlocks(RunnerGuest):
         gathered = [self._all_shares(each) for each in shares]
         if self._runner.group.rank == 0:
             final = [self._hidden.blocks()[each.block_id].numpy().copy() for each in blocks.hidden_out]
-            self._copied = CopiedBlocks(gathered[0], final, [each[0] for each in gathered[1:]])
+            # Others' parts of the blocks are not in these sums.
+            own = sums if self._stage.size == self._runner.group.world_size == 1 else None
+            self._copied = CopiedBlocks(gathered[0], own, final, [each[0] for each in gathered[1:]])
 
     def after_sample(self, batch: InputBatch, hidden: Tensor) -> Completion | None:
         copied, self._copied = self._copied, None
@@ -185,27 +187,21 @@ class StoredBlocks(RunnerGuest):
             return group.broadcast(torch.empty((len(blocks), size), dtype=torch.uint8))
         return group.broadcast(_rows_of(blocks))
 
-    def _copy(self, rows: Tensor, block_ids: list[int], is_out: bool) -> None:
-        """Copy blocks to rows, uint8 [N, size], or from them."""
+    def _copy_out(self, rows: Tensor, block_ids: list[int]) -> list[int]:
+        """Copy blocks to rows, uint8 [N, size]: their checksums."""
         copies = self._runner.block_copies
-        if not copies.caches:
-            rows.zero_()
         if not copies.caches or not block_ids:
-            return
-        ids, width = copies.ids(block_ids), copies.parts.width
-        caches = [wide(cache, width) for cache in copies.caches]
-        parts = wide(rows, width).split([cache.shape[1] for cache in caches], dim=1)
-        begin, end = block_ids[0], block_ids[0] + len(block_ids)
-        # Blocks that were never used before have consecutive numbers, and a slice takes a quarter of the time.
-        is_slice = block_ids == list(range(begin, end))
-        for cache, part in zip(caches, parts, strict=True):
-            if is_slice:
-                there = cache[begin:end]
-                _ = part.copy_(there) if is_out else there.copy_(part)
-            elif is_out:
-                torch.index_select(cache, 0, ids, out=part)
-            else:
-                cache.index_copy_(0, ids, part)
+            sums = block_sums(rows.zero_())
+        else:
+            sums = take_blocks_(rows, copies.ids(block_ids), copies.parts)
+        found: list[int] = sums.numpy().view(np.uint64).tolist()
+        return found
+
+    def _copy_in(self, rows: Tensor, block_ids: list[int]) -> None:
+        copies = self._runner.block_copies
+        if copies.caches:
+            parts = block_parts(rows.split(copies.parts.table[2].tolist(), dim=1))
+            copy_blocks_(torch.arange(len(rows)), copies.ids(block_ids), parts, copies.parts)
 
 
 def _rows_of(blocks: Sequence[Bytes]) -> Tensor:

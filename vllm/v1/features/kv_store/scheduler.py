@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,9 +70,11 @@ class StepBlocks:
 
 
 class CopiedBlocks(NamedTuple):
-    """The bytes of a step's `out`, uint8 [N, size], of its `hidden_out` and of its `states_out`."""
+    """The bytes of a step's `out`, uint8 [N, size], with their checksums where they are known, of its `hidden_out` and
+    of its `states_out`."""
 
     rows: Bytes
+    sums: list[int] | None
     hidden: list[Bytes]
     states: list[Bytes]
 
@@ -337,10 +339,16 @@ class StoredPrefixes(SchedulerGuest):
 
     def _write(self, blocks: StepBlocks, copied: CopiedBlocks, output: ModelRunnerOutput) -> None:
         rows = chain(copied.rows, copied.hidden, copied.states)
-        for filled, row in zip(chain(blocks.out, blocks.hidden_out, blocks.states_out), rows, strict=True):
-            # Keys and values may be as corrupted as the logits.
-            if filled.request_id not in output.errors and not self.store.will_have(filled.key):
-                self.store.write(filled.key, row)
+        filled = [*blocks.out, *blocks.hidden_out, *blocks.states_out]
+        sums = chain(copied.sums or (), repeat(None))
+        # Keys and values may be as corrupted as the logits.
+        self.store.write_all(
+            [
+                (each.key, row, total)
+                for each, row, total in zip(filled, rows, sums, strict=False)
+                if each.request_id not in output.errors and not self.store.will_have(each.key)
+            ]
+        )
 
     def _hold(self, outputs: list[EngineCoreOutput]) -> None:
         """Keep the ends of prompts that another engine goes on with until their blocks are on disk, as upstream's
