@@ -13,18 +13,18 @@ from vllm.v1.executor.stages import StagesExecutor
 from vllm.v1.executor.uniproc import UniProcExecutor
 
 
-def executor_class(config: VllmConfig) -> type[UniProcExecutor | MultiprocExecutor]:
-    """The class that `config` asks for.
+def executor_class(vllm_config: VllmConfig) -> type[UniProcExecutor | MultiprocExecutor]:
+    """The class that `vllm_config` asks for.
 
     Raises:
         ImportError: it needs Ray, which is not installed.
     """
-    if config.parallel_config.distributed_executor_backend == "external_launcher":
+    if vllm_config.parallel_config.distributed_executor_backend == "external_launcher":
         return ExternalLauncherExecutor
-    if config.parallel_config.world_size == 1:
+    if vllm_config.parallel_config.world_size == 1:
         return UniProcExecutor
-    is_staged = config.parallel_config.pipeline_parallel_size > 1
-    if config.parallel_config.distributed_executor_backend == "ray":
+    is_staged = vllm_config.parallel_config.pipeline_parallel_size > 1
+    if vllm_config.parallel_config.distributed_executor_backend == "ray":
         import_ray_for()
         from vllm.v1.executor.ray_executor import RayExecutor, RayStagesExecutor
 
