@@ -345,9 +345,10 @@ inline void scale_into(To* to, const From* from, Vec factor, int64_t size) {
 }
 
 // Before a chunk's weights: hides a row's scores outside of [from, valid), of those up to `tokens`, and moves the row's
-// maximum, and with it its sums, if these scores are higher. `factor` times the scores are in units of log2.
-[[gnu::always_inline]] inline void raise_top(float* row, int from, int valid, int tokens, float factor, float* out, float* row_max,
-                                             Vec* total, int64_t dim, bool fresh) {
+// maximum if these scores are higher, after which shrink(factor) scales its sums. `factor` times the scores are in units of log2.
+template <typename Shrink>
+[[gnu::always_inline]] inline void raise_top(float* row, int from, int valid, int tokens, float factor, float* row_max, bool fresh,
+                                             const Shrink& shrink) {
   for (int t = valid / kLanes * kLanes; t < tokens; t += kLanes) {
     const Mask in = lanes_below(valid - t > 0 ? static_cast<int>(least(kLanes, valid - t)) : 0);
     store(row + t, select(in, load(row + t), set1(-__builtin_inff())));
@@ -363,10 +364,9 @@ inline void scale_into(To* to, const From* from, Vec factor, int64_t size) {
     *row_max = reduce_max(high);
   } else if (any(gt(high, set1(*row_max + kLag)))) {
     const float greatest = reduce_max(high);
-    const float shrink = first_lane(exp2(set1(*row_max - greatest)));
+    const float factor_of_sums = first_lane(exp2(set1(*row_max - greatest)));
     *row_max = greatest;
-    *total = *total * set1(shrink);
-    scale_into(out, out, set1(shrink), dim);
+    shrink(set1(factor_of_sums));
   }
 }
 
@@ -380,7 +380,10 @@ template <int R>
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r) {
     total[r] = fresh ? zero() : load(sums + r * kLanes);
-    raise_top(scores + r * kChunk, from[r], valid[r], tokens, 1.0f, out + r * dim, row_max + r, &total[r], dim, fresh);
+    raise_top(scores + r * kChunk, from[r], valid[r], tokens, 1.0f, row_max + r, fresh, [&](Vec shrink) VLLM_INLINE {
+      total[r] = total[r] * shrink;
+      scale_into(out + r * dim, out + r * dim, shrink, dim);
+    });
     top[r] = set1(row_max[r]);
   }
   for (int t = 0; t < tokens; t += kLanes) {
@@ -420,7 +423,10 @@ template <int R>
 #pragma GCC unroll 6
   for (int r = 0; r < R; ++r) {
     total[r] = fresh ? zero() : load(sums + r * kLanes);
-    raise_top(scores + r * kChunk, from[r], valid[r], tokens, factor, out + r * dim, row_max + r, &total[r], dim, fresh);
+    raise_top(scores + r * kChunk, from[r], valid[r], tokens, factor, row_max + r, fresh, [&](Vec shrink) VLLM_INLINE {
+      total[r] = total[r] * shrink;
+      scale_into(out + r * dim, out + r * dim, shrink, dim);
+    });
     top[r] = set1(-row_max[r]);
   }
   for (int t = 0; t < tokens; t += kWeightsAtOnce) {

@@ -11,8 +11,8 @@
 namespace vllm_cpu {
 namespace VLLM_ISA {
 
-// Rows of a tile at most.
-constexpr int64_t kMostRows = 192;
+// Rows of a tile at most: twice as many rows as short share a chunk's words, and stay in the second-level cache as well.
+inline int64_t most_rows_of(const AttentionArgs& a) { return a.head_dim <= 64 ? 384 : 192; }
 
 // A run may cross blocks whose size is no multiple of 16.
 inline bool runs_are_whole(const AttentionArgs& a) { return a.block_size % kRun == 0; }

@@ -40,6 +40,14 @@ def test_models_and_sizes_are_told(folder: Path, capsys: pytest.CaptureFixture[s
     writer.close()
 
 
+def test_blocks_that_were_taken_back_do_not_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = make(tmp_path, "a", 3)
+    store.take_back([(1).to_bytes(16, "little")])
+    store.close()
+    assert main(["kv-store", "stat", str(tmp_path)]) == 0
+    assert "2 blocks" in capsys.readouterr().out
+
+
 def test_damage_is_found_and_removed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kv-store", "verify", str(folder)]) == 0
     assert capsys.readouterr().out.count("whole") == 2

@@ -15,15 +15,14 @@ class LatentTiles : protected TileRows {
 
  protected:
   LatentTiles(const AttentionArgs& a, const Plan& plan)
-      : TileRows(a, plan, own_size(a, plan)), inner_(tile_inner(a.head_dim)) {
+      : TileRows(a, plan, own_size(a, plan)), inner_(tile_inner(a.head_dim)), tiles_(a.value_dim) {
     keys_ = take(inner_ / 2 * kChunk);
     chunk_.keys = reinterpret_cast<uint32_t*>(keys_);
     chunk_.values = reinterpret_cast<uint32_t*>(take(kChunk / 2 * value_dim_));
-    scores_ = take(kTileRows * kChunk);
-    q_ = reinterpret_cast<BF16*>(take(plan.most_rows * inner_ / 2));
+    q_ = reinterpret_cast<BF16*>(take(query_rows(plan.most_rows) * inner_ / 2));
     // Values beyond head_dim stay zero.
     std::memset(keys_, 0, inner_ / 2 * kChunk * sizeof(float));
-    std::memset(q_, 0, plan.most_rows * inner_ * sizeof(BF16));
+    std::memset(q_, 0, query_rows(plan.most_rows) * inner_ * sizeof(BF16));
   }
 
   void read_part(int64_t row, int64_t at, const BF16* q, int64_t size) {
@@ -34,20 +33,18 @@ class LatentTiles : protected TileRows {
   void attend(const Step& step, int64_t count, const RowOf& row_of) {
     pack(count, row_of);
     const Partial to = target(step);
-    const bool fresh = is_fresh(step);
-    const int64_t end = end_row(step);
-    for (int64_t row = first_row(step); row < end; row += kTileRows) {
-      const int rows = static_cast<int>(least(kTileRows, end - row));
-      int from[kTileRows], valid[kTileRows];
-      const int tokens = find_seen(step, row, rows, from, valid);
-      tiles_.attend(chunk_, q_ + row * inner_, rows, inner_, value_dim_, from, valid, tokens, factor(), false,
-                    [](float*, int, int) {}, scores_, to.out + row * value_dim_, to.max + row, sums_ + row * kLanes, fresh);
-    }
+    const int64_t row = first_row(step);
+    const StepRows all{q_ + row * inner_,  inner_, value_dim_, to.out + row * value_dim_, to.max + row, sums_ + row * kLanes,
+                       is_fresh(step)};
+    const auto find = [&](int64_t r, int some, int* from, int* valid) VLLM_INLINE {
+      return find_seen(step, row + r, some, from, valid);
+    };
+    tiles_.attend(chunk_, all, end_row(step) - row, find, [](int64_t, int64_t) {}, factor(), false, [](int64_t, float*, int) {});
   }
 
  private:
   static int64_t own_size(const AttentionArgs& a, const Plan& plan) {
-    return (kChunk + plan.most_rows) * tile_inner(a.head_dim) / 2 + kChunk / 2 * a.value_dim + kTileRows * kChunk;
+    return (kChunk + query_rows(plan.most_rows)) * tile_inner(a.head_dim) / 2 + kChunk / 2 * a.value_dim;
   }
 
   template <typename RowOf>
@@ -63,10 +60,11 @@ class LatentTiles : protected TileRows {
   }
 
   const int64_t inner_;
-  float *keys_, *scores_;
+  float* keys_;
   WidePairChunk chunk_;
   BF16* q_;
   AttentionTiles tiles_;
+  const Flushing flushing_;
 };
 
 }  // namespace

@@ -108,8 +108,7 @@ class PairRows : protected PagedRows {
 
 template <typename T>
 void attend_all(const AttentionArgs& a) {
-  // Twice as many rows as short share a chunk's words, and stay in the second-level cache as well.
-  with_plan(a, a.head_dim <= 64 ? 2 * kMostRows : kMostRows, kRows, [&](const Plan& plan) {
+  with_plan(a, most_rows_of(a), kRows, [&](const Plan& plan) {
 #if defined(__AVX512BF16__)
     if constexpr (__is_same(T, BF16)) {
       if (a.dots) return run_plan<BF16, Worker<PairRows>>(a, plan);

@@ -1,4 +1,4 @@
-"""How much memory the pool touches: what is in use, and a bounded rest of what was."""
+"""How much memory the pool touches: what is in use, and a bounded rest of what was; and what is hashed for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from core_harness import BLOCK_SIZE, FakeRunner, make_request, make_scheduler, r
 from tiny_llm import make_tiny_model
 
 from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core import block_pool
+from vllm.v1.core.block_pool import BlockPool, hash_full_blocks
 
 
 def serve_for_a_while(pool: BlockPool) -> tuple[int, int]:
@@ -72,3 +73,26 @@ def test_a_cpu_bounds_it_unless_the_cache_was_given_its_size(tmp_path, monkeypat
     folder = make_tiny_model(tmp_path)
     config = EngineArgs(model=str(folder), device="cpu", **fields).create_engine_config()
     assert config.cache_config.max_idle_tokens == expected
+
+
+def test_what_begins_as_the_content_before_is_hashed_from_where_it_differs(monkeypatch):
+    chain, hashed = block_pool._chain, []
+
+    def note(content, size, parent):
+        hashed.append(len(content) // size)
+        return chain(content, size, parent)
+
+    monkeypatch.setattr(block_pool, "_chain", note)
+    first = list(range(1, 34))
+    others = [first[:20] + [7] * 20, first[:20] + [7] * 25, first[:3], first, [9, *first], first]
+    found = [hash_full_blocks(tokens, 4, None, []) for tokens in (first, *others)]
+    assert hashed[1:] == [5, 1, 3, 8, 8]
+    for tokens, hashes in zip((first, *others), found, strict=True):
+        monkeypatch.setattr(block_pool, "_latest", block_pool._LatestContent())
+        assert hash_full_blocks(tokens, 4, None, []) == hashes
+    # Another salt, adapter or block size is another beginning.
+    salted = [
+        hash_full_blocks(first, size, salt, [], number)
+        for size, salt, number in ((4, "a", 0), (4, None, 1), (8, None, 0))
+    ]
+    assert len({each[0] for each in (*salted, found[0])}) == 4

@@ -76,10 +76,46 @@ def hash_full_blocks(
         parent = known[-1] if known else root_hash(cache_salt, content_number)
         content = array("q", token_ids[len(known) * block_size : num_full * block_size]).tobytes()
         size = len(content) // (num_full - len(known))
-        for begin in range(0, len(content), size):
-            parent = hashlib.blake2b(content[begin : begin + size], digest_size=HASH_BYTES, key=parent).digest()
-            known.append(parent)
+        if known:
+            known += _chain(content, size, parent)
+        else:
+            known += _latest.hashes(content, size, parent)
     return known
+
+
+def _chain(content: bytes, size: int, parent: bytes) -> list[bytes]:
+    """The hashes of `content`'s blocks of `size` bytes."""
+    hashes = []
+    for begin in range(0, len(content), size):
+        parent = hashlib.blake2b(content[begin : begin + size], digest_size=HASH_BYTES, key=parent).digest()
+        hashes.append(parent)
+    return hashes
+
+
+class _LatestContent:
+    """The content that was hashed last from its beginning: most often the next one begins alike."""
+
+    def __init__(self) -> None:
+        self._known: tuple[int, bytes, bytes, list[bytes]] = (0, b"", b"", [])
+
+    def hashes(self, content: bytes, size: int, root: bytes) -> list[bytes]:
+        """The hashes of `content`'s blocks of `size` bytes, from the beginning on."""
+        *of, before, known = self._known
+        count, most = 0, min(len(content), len(before)) // size if of == [size, root] else 0
+        while count < most:
+            middle = (count + most + 1) // 2
+            if content[size * count : size * middle] == before[size * count : size * middle]:
+                count = middle
+            else:
+                most = middle - 1
+        found = known[:count]
+        found += _chain(content[size * count :], size, found[-1] if found else root)
+        # One assignment, as engines may run in several threads.
+        self._known = size, root, content, list(found)
+        return found
+
+
+_latest = _LatestContent()
 
 
 def root_hash(salt: str | None, content_number: int = 0) -> bytes:

@@ -86,7 +86,10 @@ class Connections(SchedulerGuest):
         """`layer_names`: of the layers that have a cache."""
         cache = scheduler.cache_config
         if cache.num_states is not None:
-            raise ValueError("kv_transfer_config: the model has recurrent states, which connectors do not carry")
+            raise ValueError(
+                "kv_transfer_config: the model has recurrent states, which lie in no blocks that a connector could "
+                "carry; kv_store keeps them"
+            )
         described = KVCacheDescription(cache.num_blocks, [KVCacheGroup(layer_names, cache.block_size)])
         self.connector = KVConnectorFactory.create_connector(config, KVConnectorRole.SCHEDULER, described)
         self._scheduler, self._worker = scheduler, worker
