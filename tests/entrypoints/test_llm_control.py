@@ -134,6 +134,17 @@ def test_the_weight_of_an_embedding_whose_copy_the_head_has_packed(tmp_path):
     assert torch.equal(weight, load_file(folder / "model.safetensors")["model.embed_tokens.weight"])
 
 
+def test_attributes_that_upstreams_callers_read(llm, folder):
+    assert llm.input_processor is llm.llm_engine.input_processor and llm.runner_type == "generate"
+    assert isinstance(llm.llm_engine, llm.engine_class) and llm.default_sampling_params == {}
+    config = llm.llm_engine.vllm_config
+    assert config.num_speculative_tokens == 0 and not config.model_config.is_quantized
+    assert (config.model_config.generation_config, config.model_config.override_generation_config) == ("auto", None)
+    own = EngineArgs(str(folder), generation_config="vllm", override_generation_config={"top_p": 0.5})
+    config = own.create_engine_config().model_config
+    assert (config.generation_config, config.override_generation_config) == ("vllm", {"top_p": 0.5})
+
+
 def test_an_engine_has_what_the_llm_has(llm):
     engine = llm.llm_engine
     assert engine.apply_model(lambda model: type(model).__name__) == ["LlamaForCausalLM"]

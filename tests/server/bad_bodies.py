@@ -262,6 +262,7 @@ CHATS = [
     *bad("chat_template_kwargs", [], "x", {"tokenize": True}, {"chat_template": "x"}, {"tools": []}),
     *bad("add_generation_prompt", "yes", 1),
     *bad("continue_final_message", "yes", True, add_generation_prompt=True),
+    *bad("continue_final_message", True),
     *bad("prompt", "a", says="unknown field"),
     *bad("enable_thinking", False, says="'chat_template_kwargs.enable_thinking'?; --ignore-unknown-fields lets"),
     *bad("thinking", {"type": "disabled"}, says="'chat_template_kwargs.thinking'?; --ignore-unknown-fields lets"),

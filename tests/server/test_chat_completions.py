@@ -127,9 +127,10 @@ def test_the_last_message_can_be_continued(server):
     assert answer["choices"][0]["message"]["content"] == plain["choices"][0]["text"]
 
 
+CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
 ECHOED = [
     # (the last message, fields, the answer's role, what it begins with)
-    ({"role": "assistant", "content": "sat on"}, {"continue_final_message": True}, "assistant", "sat on"),
+    ({"role": "assistant", "content": "sat on"}, CONTINUED, "assistant", "sat on"),
     ({"role": "assistant", "content": "sat on"}, {}, "assistant", "sat on"),
     ({"role": "user", "content": "sat on"}, {}, "assistant", ""),
     ({"role": "user", "content": "sat on"}, {"add_generation_prompt": False}, "user", "sat on"),
@@ -166,7 +167,7 @@ def test_an_echo_is_the_last_message_of_the_same_role(server, last, fields, role
 
 def test_an_echo_without_tokens_and_in_batches(server):
     messages = [*MESSAGES, {"role": "assistant", "content": "sat on"}]
-    fields = {"max_tokens": 0, "echo": True, "continue_final_message": True}
+    fields = {"max_tokens": 0, "echo": True, **CONTINUED}
     assert chat(server, messages=messages, **fields)["choices"][0]["message"]["content"] == "sat on"
     batch = {"messages": [messages, MESSAGES], "echo": True, "max_tokens": 2, "chat_template": CHAT_TEMPLATE, **GREEDY}
     first, second = server.post("/v1/chat/completions/batch", **batch)["choices"]

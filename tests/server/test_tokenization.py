@@ -73,7 +73,6 @@ def test_the_tokens_as_texts(server, reference):
     [
         ({}, "system: the\nuser: stop\nanswer:"),
         ({"add_generation_prompt": False}, "system: the\nuser: stop\n"),
-        ({"continue_final_message": True}, "system: the\nuser: stop"),
         ({"continue_final_message": True, "add_generation_prompt": False}, "system: the\nuser: stop"),
         ({"chat_template_kwargs": {"mood": " gladly"}}, "system: the\nuser: stop\nanswer gladly:"),
         ({"chat_template": "{{ messages[0].content }}"}, "the"),

@@ -65,6 +65,7 @@ class ModelConfig:
             and "gguf": weights are as `dtype` says.
         served_model_name: names of the model for requests; none = `model`.
         default_sampling_params: what requests that name no value sample with, beside SamplingParams' defaults.
+        generation_config, override_generation_config: where these come from, for callers that read it.
         model_impl: whose code runs the model: "vllm" (ours, or a registered one), "transformers" (transformers' module
             with our attention, linears and head) or "auto": ours where there is one, else transformers'.
         rounding: "vllm"; "transformers": activations and logits are rounded to `dtype` wherever its modules do;
@@ -125,6 +126,8 @@ class ModelConfig:
     max_seq_len_to_capture: int | None = None
     attention_backend: str = "auto"
     served_model_name: tuple[str, ...] = ()
+    generation_config: str = "auto"
+    override_generation_config: dict[str, Any] | None = None
     default_sampling_params: dict[str, Any] = field(default_factory=dict)
     enable_prompt_embeds: bool = False
     language_model_only: bool = False

@@ -153,9 +153,10 @@ class EngineArgs(UpstreamArgs):
         "auto",
         "sampling defaults of requests: auto = the model's generation_config.json, vllm = vLLM's, else a folder with "
         "that file",
+        to="model_config",
     )
     override_generation_config: dict[str, Any] | None = arg(
-        None, f"sampling defaults that win over it; any of {', '.join(MODEL_DEFAULTS)}"
+        None, f"sampling defaults that win over it; any of {', '.join(MODEL_DEFAULTS)}", to="model_config"
     )
     download_dir: str | None = arg(None, "folder of the hub's cache; the hub's own default when left out")
     hf_token: bool | str | None = arg(None, "token for the hub; True or left out: the one of `hf auth login`")

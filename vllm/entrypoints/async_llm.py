@@ -78,8 +78,8 @@ class AsyncLLM(EngineCalls):
         meanwhile: Callable[[Tokenizer | None], None] | None = None,
     ) -> None:
         """Start the engine cores and wait until they are ready; EngineDeadError: one could not start, with the cause.
-        The engine logs nothing by itself, so that the arguments about logs change nothing; executors other than the
-        configuration's, and cores that run elsewhere, are refused.
+        The engine logs nothing by itself: the arguments about logs are kept for callers that read them. Executors other
+        than the configuration's, and cores that run elsewhere, are refused.
 
         Args:
             executor_class: None, or what Executor.get_class gives.
@@ -89,6 +89,7 @@ class AsyncLLM(EngineCalls):
             meanwhile: called with the tokenizer while the cores load the model.
         """
         check_neutral("client_addresses", client_addresses, "the engine starts its cores itself")
+        self.log_stats, self.log_requests = log_stats, log_requests
         check_executor_class(vllm_config, executor_class)
         self.vllm_config = config = vllm_config
         self.model_config = config.model_config
@@ -144,7 +145,13 @@ class AsyncLLM(EngineCalls):
         client_index: int = 0,
     ) -> Self:
         """An engine of a finished configuration; see the constructor."""
-        return cls(vllm_config, stat_loggers=stat_loggers, client_addresses=client_addresses)
+        return cls(
+            vllm_config,
+            log_stats=not disable_log_stats,
+            log_requests=enable_log_requests,
+            stat_loggers=stat_loggers,
+            client_addresses=client_addresses,
+        )
 
     @classmethod
     def from_engine_args(
@@ -155,7 +162,15 @@ class AsyncLLM(EngineCalls):
         stat_loggers: Sequence[Any] | None = None,
     ) -> Self:
         """Build the configuration and the engine; see from_vllm_config. ValueError for bad arguments."""
-        return cls.from_vllm_config(engine_args.create_engine_config(), start_engine_loop, usage_context, stat_loggers)
+        config = engine_args.create_engine_config()
+        return cls.from_vllm_config(
+            config,
+            start_engine_loop,
+            usage_context,
+            stat_loggers,
+            enable_log_requests=getattr(engine_args, "enable_log_requests", False),
+            disable_log_stats=engine_args.disable_log_stats,
+        )
 
     async def generate(
         self,

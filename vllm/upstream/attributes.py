@@ -140,6 +140,9 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
             "compilation_config": property(_compilation_config),
             "ec_transfer_config": None,
             "instance_id": "",
+            "num_speculative_tokens": property(
+                lambda self: 0 if self.speculative_config is None else self.speculative_config.num_speculative_tokens
+            ),
             "load_config": property(_load_config),
             "observability_config": property(_observability_config),
             "quant_config": None,
@@ -198,6 +201,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
             "get_total_num_kv_heads": _part("get_total_num_kv_heads"),
             "use_mla": property(_part("use_mla")),
             "get_sliding_window": _part("get_sliding_window"),
+            "is_quantized": property(lambda self: self.quantization is not None),
             "try_get_generation_config": _part("read_generation_config"),
             "get_diff_sampling_param": _part("get_diff_sampling_param"),
         }
@@ -210,6 +214,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
             "is_running": property(lambda self: not self.errored, doc="Whether the engine takes requests."),
             "is_stopped": property(lambda self: self.errored, doc="Whether the engine is dead."),
             "is_tracing_enabled": _is_tracing_enabled,
+            "observability_config": property(lambda self: self.vllm_config.observability_config),
             "output_processor": _ITSELF,
             "request_states": property(lambda self: dict.fromkeys(self.unfinished_request_ids)),
             "wait_for_requests_to_drain": _wait_for_requests_to_drain,
@@ -219,6 +224,10 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
         "LLM": {
             "_preprocess_cmpl": _part("preprocess_completions"),
             "_preprocess_cmpl_one": _part("preprocess_completion"),
+            "default_sampling_params": property(lambda self: dict(self.model_config.default_sampling_params)),
+            "engine_class": property(lambda self: type(self.llm_engine)),
+            "input_processor": property(lambda self: self.llm_engine.input_processor),
+            "runner_type": property(lambda self: self.model_config.runner_type),
             "renderer": property(_renderer),
         }
     },

@@ -84,7 +84,8 @@ def output_of(request_id: str, finished: bool = False) -> RequestOutput:
 def test_one_event_loop_after_another(folder):
     """As programs that call asyncio.run for each batch."""
     params = SamplingParams(temperature=0, max_tokens=3)
-    with running(folder) as engine:
+    with running(folder, disable_log_stats=True, enable_log_requests=True) as engine:
+        assert not engine.log_stats and engine.log_requests  # which callers read
         results = []
         for index in range(3):
             coroutine = asyncio.wait_for(last_of(engine, "a", params, f"{index}"), 60)

@@ -151,7 +151,10 @@ def _written(
 
 def _begins_answer(body: ChatCompletionRequest | TokenizeRequest | PoolingFields) -> bool:
     """Whether the prompt ends with the beginning of an answer; otherwise the last message goes on."""
-    return not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
+    if body.add_generation_prompt is None:
+        # An answer is asked for unless the body says otherwise, as in LLM.chat; a text that is pooled needs none.
+        return not (isinstance(body, PoolingFields) and body.continue_final_message)
+    return body.add_generation_prompt
 
 
 def _planned(body: ChatCompletionRequest, state: ServerState, parts_reasoning: bool) -> AnswerPlan:
