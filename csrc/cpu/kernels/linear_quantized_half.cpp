@@ -55,7 +55,7 @@ struct QuantizedHalfProduct {
       for (; panel < stop; ++panel) {
         const Prepared to(a, panel);
         scale_columns(a, panel, kind.greatest, kind.factor, to);
-        if (is_widened_once(a)) widen(kind, a, panel, to, 0, num_units(a.quant), to.values);
+        if (is_widened_once(a)) widen<std::remove_cvref_t<decltype(kind)>>(&kind, a, panel, to, 0, num_units(a.quant), to.values);
       }
     });
   }
@@ -66,30 +66,17 @@ struct QuantizedHalfProduct {
     if constexpr (R <= kDirectRows) {
       if (is_direct(a)) return multiply_directly<R, P>(a, x, row, panel);
     }
-    const Prepared first(a, panel);
     if (is_widened_once(a)) {
+      const Prepared first(a, panel);
       const auto rows_from = [&](int64_t k) VLLM_INLINE { return first.values + k * kPanel; };
       HalfProduct::multiply_panels<R, P, true>(a, x, inner, rows_from, Prepared::size(a) * 2, first.scales,
                                                Prepared::size(a), row, panel, ahead);
       return;
     }
-    // While these panels are widened, the next ones come from memory, a part with each chunk.
-    const char* next = static_cast<const char*>(a.weight) + (panel + P) * panel_size(a);
-    const int64_t chunks = (inner + HalfProduct::kHalfSum - 1) / HalfProduct::kHalfSum;
-    const int64_t share = (P * panel_size(a) / 64 + chunks - 1) / chunks;
-    alignas(64) _Float16 widened[P][HalfProduct::kHalfSum][kPanel];
     with_half_codes(a.quant, [&](auto* null) {
-      const std::remove_cvref_t<decltype(*null)> kind(a.quant);
-      const auto rows_from = [&](int64_t k) VLLM_INLINE {
-        const int64_t unit = k / kUnit, stop = least(unit + kChunkUnits, num_units(a.quant));
-        for (int64_t i = 0; i < share; ++i, next += 64) __builtin_prefetch(next, 0, 2);
-        for (int p = 0; p < P; ++p) {
-          widen(kind, a, panel + p, Prepared(a, panel + p), unit, stop, widened[p][0]);
-        }
-        return static_cast<const _Float16*>(widened[0][0]);
-      };
-      HalfProduct::multiply_panels<R, P, true>(a, x, inner, rows_from, HalfProduct::kHalfSum * kPanel, first.scales,
-                                               Prepared::size(a), row, panel, ahead);
+      using Kind = std::remove_cvref_t<decltype(*null)>;
+      const Kind kind(a.quant);
+      multiply_widened<R, P>(a, x, row, panel, ahead, &widen<Kind>, &kind);
     });
   }
 
@@ -139,6 +126,10 @@ struct QuantizedHalfProduct {
       return kPanel + 3 * kPanel * a.quant.groups + (is_widened_once(a) ? packed_inner(a) * kPanel / 2 : 0);
     }
   };
+
+  // Widens units [unit, stop) of a panel with codes of a kind, as [k][32], columns c and c + 16 side by side.
+  using Widen = void(const void* kind, const LinearArgs& a, int64_t panel, const Prepared& prepared, int64_t unit,
+                     int64_t stop, _Float16* to);
 
   // Reorder the float16 numbers of 32 columns: those of columns c and c + 16 side by side.
   static __m512i side_by_side(__m512i columns) {
@@ -252,6 +243,26 @@ struct QuantizedHalfProduct {
     NextPanels next;
   };
 
+  // `widen`: of the weight's kind of codes, which is no type here: what takes most of the time to compile is the same for all.
+  template <int R, int P>
+  static void multiply_widened(const LinearArgs& a, const uint32_t* x, int64_t row, int64_t panel, Ahead ahead, Widen* widen,
+                               const void* kind) {
+    const int64_t inner = packed_inner(a);
+    // While these panels are widened, the next ones come from memory, a part with each chunk.
+    const char* next = static_cast<const char*>(a.weight) + (panel + P) * panel_size(a);
+    const int64_t chunks = (inner + HalfProduct::kHalfSum - 1) / HalfProduct::kHalfSum;
+    const int64_t share = (P * panel_size(a) / 64 + chunks - 1) / chunks;
+    alignas(64) _Float16 widened[P][HalfProduct::kHalfSum][kPanel];
+    const auto rows_from = [&](int64_t k) VLLM_INLINE {
+      const int64_t unit = k / kUnit, stop = least(unit + kChunkUnits, num_units(a.quant));
+      for (int64_t i = 0; i < share; ++i, next += 64) __builtin_prefetch(next, 0, 2);
+      for (int p = 0; p < P; ++p) widen(kind, a, panel + p, Prepared(a, panel + p), unit, stop, widened[p][0]);
+      return static_cast<const _Float16*>(widened[0][0]);
+    };
+    HalfProduct::multiply_panels<R, P, true>(a, x, inner, rows_from, HalfProduct::kHalfSum * kPanel,
+                                             Prepared(a, panel).scales, Prepared::size(a), row, panel, ahead);
+  }
+
   template <int R, int P>
   static void multiply_directly(const LinearArgs& a, const uint32_t* x, int64_t row, int64_t panel) {
     with_half_codes(a.quant, [&](auto* null) {
@@ -274,7 +285,11 @@ struct QuantizedHalfProduct {
     int64_t k = 0;
     for (; k + HalfProduct::kHalfSum <= inner; k += HalfProduct::kHalfSum) {
       Halves sums[R][P];
-      add_runs<C, R, P, HalfProduct::kHalfSum>(kind, x + k * R, at, sums);
+      HalfProduct::add_pairwise(sums, [&](int run) VLLM_INLINE {
+        const uint32_t* values = x + (k + run * kRun) * R;
+        add_unit<C, R, P, true>(kind, values, at, sums);
+        add_unit<C, R, P, false>(kind, values + kUnit, at, sums);
+      });
       HalfProduct::add_to_totals<R, P, true>(sums, totals);
     }
     for (; k < inner; k += kRun) {
@@ -285,22 +300,6 @@ struct QuantizedHalfProduct {
     }
     HalfProduct::write_totals<R, P>(a, totals, x + HalfProduct::filled_up(inner) * R, first.scales, Prepared::size(a),
                                     row, panel);
-  }
-
-  // sums = R rows of packed x times P panels over N values of k, as HalfProduct adds them.
-  template <typename C, int R, int P, int N>
-  [[gnu::always_inline]] static inline void add_runs(const C& kind, const uint32_t* x, Place& at, Halves (&sums)[R][P]) {
-    if constexpr (N == kRun) {
-      add_unit<C, R, P, true>(kind, x, at, sums);
-      add_unit<C, R, P, false>(kind, x + kUnit, at, sums);
-    } else {
-      Halves before[R][P];
-      add_runs<C, R, P, N / 2>(kind, x, at, before);
-      add_runs<C, R, P, N / 2>(kind, x + N / 2 * R, at, sums);
-      unroll<R>([&](int r) VLLM_INLINE {
-        unroll<P>([&](int p) VLLM_INLINE { sums[r][p] = add(before[r][p], sums[r][p]); });
-      });
-    }
   }
 
   // A unit's products, of each row's run.
@@ -327,12 +326,11 @@ struct QuantizedHalfProduct {
     }
   }
 
-  // Units [unit, stop) of a panel, as [k][32], columns c and c + 16 side by side.
   template <typename C>
-  [[gnu::noinline]] static void widen(const C& all, const LinearArgs& a, int64_t panel, const Prepared& prepared,
+  [[gnu::noinline]] static void widen(const void* all, const LinearArgs& a, int64_t panel, const Prepared& prepared,
                                       int64_t unit, int64_t stop, _Float16* to) {
     const Quantized& q = a.quant;
-    const C kind = all;
+    const C kind = *static_cast<const C*>(all);
     const uint8_t* codes = static_cast<const uint8_t*>(a.weight) + panel * q.at.size + unit * kPanel * C::kBits;
     const int64_t units = units_of_group(q);
     int64_t group = unit / units, left = units - unit % units;

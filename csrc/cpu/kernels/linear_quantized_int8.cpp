@@ -223,8 +223,9 @@ struct QuantizedInt8Product {
       Vec totals[R][P][2];
       if (is_widened(a)) {
         const uint8_t *bytes = Prepared(a, panel).bytes, *last = Prepared(a, panel + P - 1).bytes;
-        if (a.quant.bits == 8) {
-          multiply_lanes<WholeBytes<true>, R, P, D>(a, x, panel, bytes, last - bytes, lane, totals[0][0]);
+        // Where nothing saturates, wide codes are as all others.
+        if (kSaturates && a.quant.bits == 8) {
+          multiply_lanes<WholeBytes<kSaturates>, R, P, D>(a, x, panel, bytes, last - bytes, lane, totals[0][0]);
         } else {
           multiply_lanes<WholeBytes<false>, R, P, D>(a, x, panel, bytes, last - bytes, lane, totals[0][0]);
         }
