@@ -60,9 +60,7 @@ def fit_scaling(
     return Scaling(1 / float(found[0]), dict(zip(keys, bias.tolist(), strict=True)) if with_bias else {})
 
 
-def measure_on_halves(
-    probabilities: Any, gold: Sequence[int] | np.ndarray, keys: Sequence[str], *, with_bias: bool = True
-) -> HeldOut:
+def measure_on_halves(probabilities: Any, gold: Sequence[int] | np.ndarray, keys: Sequence[str]) -> HeldOut:
     """Fit on one half of the rows, drawn by a fixed seed, and measure on the other.
 
     Raises:
@@ -73,7 +71,7 @@ def measure_on_halves(
         raise VLLMValidationError("a fit on one half and a test on the other need at least 2 rows", "gold", len(known))
     order = np.random.default_rng(0).permutation(len(known))
     fitted, tested = order[: len(order) // 2], order[len(order) // 2 :]
-    scaling = fit_scaling(shares[fitted], known[fitted], keys, with_bias=with_bias)
+    scaling = fit_scaling(shares[fitted], known[fitted], keys)
     raw = shares[tested]
     before, after = (evaluate(table, known[tested], keys) for table in (raw, scaling.apply(raw, keys)))
     return HeldOut(before, after)

@@ -97,17 +97,9 @@ class _Norm(AdaptableNorm):
 class RMSNorm(_Norm):
     """x / rms(x) * (weight + offset) over the last dimension, computed in float32; with `heads`, a weight a head."""
 
-    def __init__(
-        self,
-        size: int,
-        eps: float,
-        weight: bool = True,
-        bias: bool = False,
-        offset: float = 0.0,
-        heads: Shard | None = None,
-    ) -> None:
-        super().__init__(size, eps, weight, bias, offset, heads)
-        self._ones = None if weight else torch.ones(self.shape, dtype=torch.float32)
+    def __init__(self, size: int, eps: float, *args: Any, **options: Any) -> None:
+        super().__init__(size, eps, *args, **options)
+        self._ones = None if self.weight is not None else torch.ones(self.shape, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.adapters is not None:

@@ -136,18 +136,13 @@ class BlockPool:
     content until the step being scheduled writes there.
     """
 
-    def __init__(
-        self,
-        num_blocks: int,
-        max_evictable_blocks: int | None = None,
-        on_evict: Callable[[int, bytes], None] | None = None,
-    ) -> None:
+    def __init__(self, num_blocks: int, max_evictable_blocks: int | None = None) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self.num_blocks = num_blocks
         self._max_evictable_blocks = num_blocks if max_evictable_blocks is None else max_evictable_blocks
         self._num_touched = 0  # blocks from this id on were never allocated
-        self.on_evict = on_evict
+        self.on_evict: Callable[[int, bytes], None] | None = None
         self.ref_counts = [0] * num_blocks
         self._uncached = list(range(num_blocks - 1, -1, -1))  # a stack: low ids come first
         self._evictable: OrderedDict[int, None] = OrderedDict()  # free, with content; oldest first

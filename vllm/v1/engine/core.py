@@ -17,7 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.whole_requests import WholeRequestScheduler
 from vllm.v1.engine.calls import SLEEP_TAGS, check_sleep_level, check_sleep_tags
 from vllm.v1.engine.steps import Steps, StepsAhead, StepsInStages
-from vllm.v1.executor.select import make_executor
+from vllm.v1.executor.abstract import make_executor
 from vllm.v1.features.build import scheduler_guests
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.request import Request

@@ -25,7 +25,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer, with_notes
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.pooling_output_processor import PoolingOutputProcessor
-from vllm.v1.executor.select import Executor
+from vllm.v1.executor.abstract import Executor
 from vllm.v1.metrics.reader import Metric
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ class LLMEngine(BlockingCalls):
         return _CallsInProcess(self)
 
     @property
-    def model_executor(self) -> Executor:
+    def model_executor(self) -> Any:
         """The executor, which drives the workers; `model_executor.driver_worker.model_runner.model` is this process's
         model."""
         return self.engine_core.executor
@@ -326,8 +326,6 @@ def check_executor_class(config: VllmConfig, executor_class: Any) -> None:
     """
     if executor_class is None:
         return
-    from vllm.v1.executor.abstract import Executor
-
     own = Executor.get_class(config)
     if executor_class not in (Executor, own):
         raise VLLMValidationError(

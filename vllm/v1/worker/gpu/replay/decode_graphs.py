@@ -168,21 +168,14 @@ class _Graph(NamedTuple):
 
 class GreedyGraphs:
     """One graph for each batch size and width: the usual widths are captured at the start, others at their first use.
-    Of those that take more than `max_bytes` together, the ones that were not used for longest go."""
+    Of those that take more than _GREEDY_BYTES together, the ones that were not used for longest go."""
 
-    def __init__(
-        self,
-        model: Any,
-        sampler: Sampler,
-        states: RequestStates,
-        recorder: GraphRecorder,
-        max_bytes: int = _GREEDY_BYTES,
-    ) -> None:
+    def __init__(self, model: Any, sampler: Sampler, states: RequestStates, recorder: GraphRecorder) -> None:
         self._model = model
         self._sampler = sampler
         self._states = states
         self._recorder = recorder
-        self._max_bytes = max_bytes
+        self._max_bytes = _GREEDY_BYTES
         self._graphs: dict[tuple[int, Widths], _Graph] = {}  # the latest used last
         # Graphs read from fixed addresses: lists that are replayed do not move to a wider table.
         sampler.token_ids.token_ids.ensure_width(_NUM_TOKEN_IDS[-1])
