@@ -406,6 +406,22 @@ def test_other_options_of_text_decoders(
         check(tiny, prompt, output)
 
 
+def test_a_tokenizer_that_comes_after_ids_reads_pictures(tmp_path: Path) -> None:
+    tiny = make_tiny("qwen2_5_vl", tmp_path)
+    usual, llm = tiny.llm(), tiny.llm(skip_tokenizer_init=True)
+    llm.generate([{"prompt_token_ids": [5, 6, 7]}], SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
+    llm.set_tokenizer(usual.get_tokenizer())
+    content = [{"type": "image_pil", "image_pil": PICTURES[0]}, {"type": "text", "text": "look"}]
+    picture = "<|vision_start|><|image_pad|><|vision_end|>"
+    template = f"{{% for part in messages[0].content %}}{{{{ part.text or '{picture}' }}}}{{% endfor %}}"
+    found = [
+        each.chat([{"role": "user", "content": content}], reading(), chat_template=template, use_tqdm=False)[0]
+        for each in (usual, llm)
+    ]
+    assert found[0].prompt_token_ids == found[1].prompt_token_ids
+    assert found[0].outputs[0].token_ids == found[1].outputs[0].token_ids
+
+
 @pytest.mark.parametrize("entry", ["rope_parameters", "rope_scaling", "text_config"])
 def test_overridden_sections_of_a_head(entry: str, tmp_path: Path) -> None:
     tiny = make_tiny("qwen2_5_vl", tmp_path)

@@ -14,6 +14,7 @@ import numpy as np
 import tokenizers
 
 from vllm.config.checkpoint.hub import download
+from vllm.exceptions import shown
 from vllm.tokenizers.bpe_files import read_tokenizer
 from vllm.tokenizers.own_classes import is_known as is_own_class
 from vllm.tokenizers.own_classes import load as load_own_class
@@ -347,7 +348,7 @@ def _checked_template(template: Any) -> Any:
     """
     texts = template.values() if isinstance(template, dict) else () if template is None else (template,)
     if not all(isinstance(each, str) for each in texts):
-        raise ValueError(f"chat_template must be a text, or texts by their names, got {template!r}")
+        raise ValueError(f"chat_template must be a text, or texts by their names, got {shown(template)}")
     return template
 
 

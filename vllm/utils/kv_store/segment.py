@@ -182,7 +182,8 @@ class SegmentWriter:
         return self._at + size + self._index_at + count * ENTRY_BYTES <= self._capacity
 
     def add(self, blocks: Sequence[NewBlock]) -> None:
-        """Write blocks. OSError: there is no room; then none is added."""
+        """Write blocks. OSError: there is no room; the index may end with a part of an entry then, so that no more may
+        be added. What stands before that is whole."""
         start, entries = self._at, b""
         for key, data, total in blocks:
             if data is None:

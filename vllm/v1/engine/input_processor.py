@@ -116,11 +116,15 @@ class InputProcessor:
         return PictureLoader(config.media_access, most["image"], most["video"], config.film_frames)
 
     @cached_property
+    def _why_no_images(self) -> str:
+        # It looks for files.
+        return self.model_config.why_no_images
+
+    @property
     def read_media(self) -> ReadMedia:
         """The media that texts of prompts may have beside words."""
-        why_not = self.model_config.why_no_images
-        if why_not or self.tokenizer is None:
-            return ReadMedia(why_not=why_not)
+        if self._why_no_images or self.tokenizer is None:
+            return ReadMedia(why_not=self._why_no_images)
         return ReadMedia(self.pictures.words, interleaved=self.model_config.interleave_mm_strings)
 
     def hf_tokenizer(self) -> Any:
@@ -340,7 +344,7 @@ class InputProcessor:
         if salt is not None and not isinstance(salt, str):
             raise wrong_type("cache_salt", salt, "a string")
         config = self.model_config
-        images = given_images(prompt, config.max_media, self.read_media.why_not, config.enable_mm_embeds)
+        images = given_images(prompt, config.max_media, self._why_no_images, config.enable_mm_embeds)
         if prompt.get("prompt_embeds") is not None:
             if images is not None:
                 raise VLLMValidationError(f"prompt_embeds and {DATA} cannot be one prompt's: pass one of them", DATA)

@@ -342,7 +342,7 @@ def _backend_name(name: str, model: Any) -> str:
 
 class StageRunner(GPUModelRunner):
     """The steps of a generating or pooling model, whose rows the model itself sends to the next stage. Tokens that were
-    sampled come with the next step of their request (`features/stages`)."""
+    sampled come with the next step of their request."""
 
     def _finish_step(self, batch: InputBatch, hidden: Tensor) -> PendingStep:
         return StepResult([], [], self.states, None, None, ())

@@ -168,7 +168,7 @@ class _Graph(NamedTuple):
 
 class GreedyGraphs:
     """One graph for each batch size and width: the usual widths are captured at the start, others at their first use.
-    Of those that take more than _GREEDY_BYTES together, the ones that were not used for longest go."""
+    When they take more than _GREEDY_BYTES together, the ones that were not used for longest go."""
 
     def __init__(self, model: Any, sampler: Sampler, states: RequestStates, recorder: GraphRecorder) -> None:
         self._model = model
