@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "float8.h"
+#include "gates.h"
 #include "scratch.h"
 #include "vec.h"
 
@@ -444,19 +445,6 @@ template <int R>
   for (int r = 0; r < R; ++r) store(sums + r * kLanes, total[r]);
 }
 #endif
-
-// tanh x to about 4 ulp: its series near 0, (1 - e^-2|x|) / (1 + e^-2|x|) elsewhere.
-inline Vec tanh(Vec x) {
-  const Vec magnitude = max(x, zero() - x), square = x * x;
-  const Vec shrunk = exp2(magnitude * set1(-2.88539008f)), one = set1(1.0f);
-  const Vec far = (one - shrunk) / (one + shrunk);
-  Vec p = set1(62.0f / 2835.0f);
-  p = fma(p, square, set1(-17.0f / 315.0f));
-  p = fma(p, square, set1(2.0f / 15.0f));
-  p = fma(p, square, set1(-1.0f / 3.0f));
-  const Vec near = fma(p * square, x, x);
-  return select(lt(magnitude, set1(0.3f)), near, select(lt(x, zero()), zero() - far, far));
-}
 
 // Soft-cap and ALiBi of one row's scores, in units of log2, of keys from `distance` (not above 0) from the query on.
 // `cap` and `slope` are in units of log2; 0: none.

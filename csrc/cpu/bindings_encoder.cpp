@@ -136,7 +136,7 @@ Tensor fused_add_layer_norm_(Tensor x, Tensor residual, std::optional<Tensor> we
 
 void activation_(Tensor x, int64_t curve) {
   check_contiguous(x, "x");
-  STD_TORCH_CHECK(curve >= 0 && curve <= static_cast<int64_t>(Curve::quick_gelu), "there is no activation ", curve);
+  STD_TORCH_CHECK(curve >= 0 && curve <= static_cast<int64_t>(Curve::mish), "there is no activation ", curve);
   const ActivationArgs args{dtype_of(x, "x"), static_cast<Curve>(curve), x.data_ptr(), x.numel()};
   launch([args, kernel = VLLM_KERNEL(activation)] { kernel(args); }, x);
 }

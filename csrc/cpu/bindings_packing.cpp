@@ -152,7 +152,7 @@ void pack_numbers_(Tensor panels, std::vector<Tensor> sources, Tensor rows, int6
   const int64_t count = sources[0].size(1), width = sources[0].element_size(), stride = sources[0].stride(1) * width;
   for (const Tensor& source : sources) {
     check_shape(source, "sources", {-1, count});
-    STD_TORCH_CHECK(source.element_size() == width && source.stride(1) * width == stride,
+    STD_TORCH_CHECK(static_cast<int64_t>(source.element_size()) == width && source.stride(1) * width == stride,
                     "sources must have numbers of one size, equally far from each other");
   }
   STD_TORCH_CHECK(width == 1 || width == 2 || width == 4, "numbers must have 1, 2 or 4 bytes, got ", width);

@@ -38,7 +38,7 @@ struct LayerNormArgs {
 };
 
 // The numbers of ops/activation.py.
-enum class Curve : int8_t { silu, gelu_tanh, gelu, relu, relu2, quick_gelu };
+enum class Curve : int8_t { silu, gelu_tanh, gelu, relu, relu2, quick_gelu, sigmoid, tanh, mish };
 
 struct ActivationArgs {
   DType dtype;

@@ -60,6 +60,16 @@ def test_ranks_together_compute_what_one_does(name: str, world_size: int, tmp_pa
             assert got == pytest.approx(other.prompt_logprobs[position][token].logprob, abs=1e-4)
 
 
+def test_streams_of_a_batch_have_the_bits_of_one_prompt(tmp_path: Path) -> None:
+    """Gemma 3n's activations stand between products, with rows that are no multiple of a vector."""
+    make_architecture("gemma3n", tmp_path)
+    llm = make_tiny_llm(tmp_path, skip_tokenizer_init=True, max_model_len=64)
+    prompts = random_prompts(131, (3, 16, 37, 16))
+    together = llm.generate(prompts, PARAMS, use_tqdm=False)
+    for prompt, output in zip(prompts, together, strict=True):
+        assert llm.generate([prompt], PARAMS, use_tqdm=False)[0].outputs[0].logprobs == output.outputs[0].logprobs
+
+
 @pytest.mark.parametrize(
     "name",
     ["gpt2", "gptj", "gemma2", "gemma3", "nemotron", "olmo2", "bloom", "cohere-qk-norm", "gemma3n", "gemma4", "youtu"],

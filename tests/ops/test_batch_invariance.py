@@ -55,7 +55,7 @@ def test_a_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_new", "silu"])
+@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_new", "silu", "tanh", "sigmoid", "mish"])
 def test_activations_by_rows(name: str, dtype: torch.dtype) -> None:
     """At a width that is no multiple of a vector; one unit in the last place of the output is rounding."""
     x = (torch.randn(33, 100, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
@@ -64,5 +64,6 @@ def test_activations_by_rows(name: str, dtype: torch.dtype) -> None:
     for start, stop in ((0, 1), (7, 9), (20, 33)):
         assert torch.equal(act(x[start:stop].clone()), whole[start:stop])
     plain = {"relu": F.relu, "silu": F.silu, "gelu": F.gelu, "gelu_new": lambda x: F.gelu(x, approximate="tanh")}
+    plain |= {"tanh": torch.tanh, "sigmoid": torch.sigmoid, "mish": F.mish}
     torch.testing.assert_close(whole, plain[name](x), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
     assert act(x[:0]).shape == (0, 100)

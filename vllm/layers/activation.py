@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vllm import envs
 from vllm.distributed.communicator import Communicator
 from vllm.ops.activation import activation_, has_activation_kernel
-from vllm.ops.experts import ExpertActivation
+from vllm.ops.experts import CURVES, ExpertActivation
 from vllm.ops.gate_and_mul import ACTIVATIONS, gate_and_mul
 
 _GELU_TANH = ACTIVATIONS["gelu_tanh"]
@@ -45,13 +44,16 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 ACTIVATION_NAMES = frozenset(_ACTIVATIONS) | {"xielu"}
 # As activation_ calls them.
-_IN_PLACE: dict[Any, str] = {
+_OWN: dict[Any, str] = {
     F.relu: "relu",
     _relu2: "relu2",
     F.gelu: "gelu",
     _GELU_TANH: "gelu_tanh",
     F.silu: "silu",
     _quick_gelu: "quick_gelu",
+    torch.sigmoid: "sigmoid",
+    torch.tanh: "tanh",
+    F.mish: "mish",
 }
 SILU_AND_MUL = partial(gate_and_mul, activation="silu")
 """The module that get_act_and_mul_fn gives for "silu"; products with packed weights can have it in them."""
@@ -66,33 +68,29 @@ _UNROUNDED = (F.relu, _relu2)
 
 
 def get_act_fn(name: str) -> Callable[[Tensor], Tensor]:
-    """An elementwise activation; with VLLM_BATCH_INVARIANT=1 one whose rows do not depend on each other. ValueError for
-    an unknown name."""
-    if name not in _ACTIVATIONS:
-        raise ValueError(f"the activation must be one of {', '.join(sorted(_ACTIVATIONS))}, got {name!r}")
-    function = _ACTIVATIONS[name]
-    rounds = function not in _UNROUNDED
-    return partial(_row_by_row, function) if rounds and envs.batch_invariant() else function
+    """An elementwise activation whose rows do not depend on each other. ValueError for an unknown name."""
+    function = _function(name)
+    return function if function in _UNROUNDED else partial(_of_copy, _OWN[function], function)
 
 
 def get_inplace_act_fn(name: str) -> Callable[[Tensor], Tensor]:
     """`get_act_fn` of a tensor that nothing else reads: the result may take its memory. Each page of a large result in
     new memory is a fault, which takes longer than the function."""
-    function, own = get_act_fn(name), _IN_PLACE.get(_ACTIVATIONS[name])
-    return function if own is None else partial(_in_place, own, function)
+    return partial(activation_, name=_OWN[_function(name)])
 
 
-def _in_place(own: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return activation_(x, own) if has_activation_kernel(x) or not envs.batch_invariant() else function(x)
+def _function(name: str) -> Callable[[Tensor], Tensor]:
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"the activation must be one of {', '.join(sorted(_ACTIVATIONS))}, got {name!r}")
+    return _ACTIVATIONS[name]
 
 
-def _row_by_row(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """[T, I] -> [T, I]. PyTorch's function for whole vectors of the flattened tensor rounds differently from that for
-    the rest of a thread's share, whose place depends on T."""
-    out = torch.empty_like(x)
-    for row, own in zip(x.unbind(), out.unbind(), strict=True):
-        own.copy_(function(row))
-    return out
+def _of_copy(own: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """PyTorch's function for whole vectors of the flattened tensor rounds differently from that for the rest of a
+    thread's share on the CPU, whose place depends on the number of rows."""
+    if not has_activation_kernel(x):
+        return function(x)
+    return activation_(x.clone(memory_format=torch.contiguous_format), own)
 
 
 def get_act_and_mul_fn(name: str) -> Callable[[Tensor], Tensor]:
@@ -105,8 +103,8 @@ def get_expert_activation(name: str, clamp: tuple[float, float] | None = None, g
     if clamp is not None:
         slope, limit = clamp
         return ExpertActivation("silu", limit=limit, slope=slope, offset=1.0)
-    curve = _IN_PLACE.get(_ACTIVATIONS.get(name))
-    if curve is not None:
+    curve = _OWN.get(_ACTIVATIONS.get(name))
+    if curve in CURVES:
         return ExpertActivation(curve, gated)
     return get_act_and_mul_fn(name) if gated else get_act_fn(name)
 

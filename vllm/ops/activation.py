@@ -29,6 +29,9 @@ _REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,
     "relu2": _relu2_,
     "quick_gelu": _quick_gelu_,
+    "sigmoid": torch.sigmoid_,
+    "tanh": torch.tanh_,
+    "mish": partial(F.mish, inplace=True),
 }
 _NUMBERS = {name: number for number, name in enumerate(_REFERENCES)}
 ACTIVATIONS = tuple(_REFERENCES)
@@ -46,8 +49,8 @@ def activation_(x: Tensor, name: str) -> Tensor:
 
     Args:
         x: float32, bfloat16 or float16, contiguous.
-        name: "silu", "gelu", "gelu_tanh" (its approximation), "relu", "relu2" (its square) or "quick_gelu"
-            (x sigmoid(1.702 x)).
+        name: "silu", "gelu", "gelu_tanh" (its approximation), "relu", "relu2" (its square), "quick_gelu"
+            (x sigmoid(1.702 x)), "sigmoid", "tanh" or "mish".
     """
     if not has_activation_kernel(x):
         return _REFERENCES[name](x)

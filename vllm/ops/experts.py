@@ -18,6 +18,10 @@ from vllm.ops.packed_linear import OWN, PackedLinear, separate_gate
 from vllm.ops.quantized_linear import PackedQuantized
 from vllm.ops.quantized_panels import FloatPanels, QuantizedPanels
 
+# Kernels know them by their numbers.
+CURVES = ACTIVATIONS[: ACTIVATIONS.index("quick_gelu") + 1]
+"""The activations of `activation_` that experts can have."""
+
 
 @dataclass(frozen=True)
 class ExpertActivation:
@@ -25,7 +29,7 @@ class ExpertActivation:
     curve(u) where there is no gate.
 
     Attributes:
-        curve: one of ops.activation.ACTIVATIONS.
+        curve: one of CURVES.
         gated: whether the first product has gates.
         limit: g is at most this, and u within [-limit, limit], before anything else; None: they are as they are.
         slope: of "silu", which is x sigmoid(slope x).
@@ -43,8 +47,8 @@ class ExpertActivation:
     offset: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.curve not in ACTIVATIONS:
-            raise ValueError(f"curve must be one of {', '.join(ACTIVATIONS)}, got {self.curve!r}")
+        if self.curve not in CURVES:
+            raise ValueError(f"curve must be one of {', '.join(CURVES)}, got {self.curve!r}")
         if self.slope != 1 and self.curve != "silu":
             raise ValueError(f"slope is of curve='silu', got curve={self.curve!r} and slope={self.slope}")
         if not self.gated and (self.limit is not None or self.offset):
@@ -223,7 +227,7 @@ def _by_kernel(
 ) -> Tensor:
     assert first.handle is not None and second.handle is not None
     limit = math.inf if activation.limit is None else activation.limit
-    curve = ACTIVATIONS.index(activation.curve), limit, activation.slope, activation.offset
+    curve = CURVES.index(activation.curve), limit, activation.slope, activation.offset
     handles = first.handle.number, second.handle.number
     return torch.ops.vllm_cpu.experts(hidden, ids, weights, *handles, *curve, first_expert, weigh_inputs)
 

@@ -1,4 +1,5 @@
 // An activation of each value, in place. One pass.
+#include "../gates.h"
 #include "../gelu.h"
 #include "../kernels_encoder.h"
 
@@ -36,6 +37,12 @@ void activate(const ActivationArgs& a) {
       return all_values<T>(a, [](Vec x) VLLM_INLINE { return max(zero(), x) * max(zero(), x); });
     case Curve::quick_gelu:
       return all_values<T>(a, [](Vec x) VLLM_INLINE { return silu(x * set1(1.702f)) * set1(1.0f / 1.702f); });
+    case Curve::sigmoid:
+      return all_values<T>(a, [](Vec x) VLLM_INLINE { return sigmoid(x); });
+    case Curve::tanh:
+      return all_values<T>(a, [](Vec x) VLLM_INLINE { return tanh(x); });
+    case Curve::mish:
+      return all_values<T>(a, [](Vec x) VLLM_INLINE { return x * tanh(softplus(x)); });
   }
 }
 

@@ -269,6 +269,8 @@ class Mixture {
       case Curve::quick_gelu:
         return activate_by(part, results, inner,
                            [](Vec x) VLLM_INLINE { return silu(x * set1(1.702f)) * set1(1.0f / 1.702f); });
+      default:
+        return;  // refused by the binding
     }
   }
 

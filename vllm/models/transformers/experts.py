@@ -14,8 +14,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.layers.linear_method import PARTS, QUANTIZED, UNQUANTIZED, LinearMethod, pack_expert
 from vllm.layers.sharding import Shard, WeightSlot
 from vllm.models.transformers.eager import FEWEST_ROWS
-from vllm.ops.activation import ACTIVATIONS
-from vllm.ops.experts import ExpertActivation, PackedExperts, experts
+from vllm.ops.experts import CURVES, ExpertActivation, PackedExperts, experts
 from vllm.ops.packed_linear import PackedLinear, unpack_linear
 from vllm.quantization.weight import QuantizedStack, QuantizedWeight
 
@@ -180,10 +179,10 @@ def _activation(source: Any) -> tuple[ExpertActivation | Callable[[Tensor], Tens
 def _known_activations(source: Any) -> Iterator[ExpertActivation]:
     """The results that the operation could have with the module's numbers."""
     if not source.has_gate:
-        yield from (ExpertActivation(curve, gated=False) for curve in ACTIVATIONS)
+        yield from (ExpertActivation(curve, gated=False) for curve in CURVES)
         return
     limits, slopes = ({getattr(source, name, None) for name in names} - {None} for names in (_LIMITS, _SLOPES))
-    for curve, limit, slope, offset in itertools.product(ACTIVATIONS, (None, *limits), (1.0, *slopes), (0.0, 1.0)):
+    for curve, limit, slope, offset in itertools.product(CURVES, (None, *limits), (1.0, *slopes), (0.0, 1.0)):
         if slope == 1 or curve == "silu":
             yield ExpertActivation(curve, limit=limit, slope=slope, offset=offset)
 

@@ -18,8 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm.ops.activation import ACTIVATIONS
-from vllm.ops.experts import ExpertActivation, PackedExperts
+from vllm.ops.experts import CURVES, ExpertActivation, PackedExperts
 from vllm.ops.packed_linear import PackedLinear
 from vllm.ops.quantized_linear import PackedQuantized
 from vllm.ops.triton import quantized_experts
@@ -145,7 +144,7 @@ def _numbers(activation: ExpertActivation) -> tuple[float, float, float]:
 
 
 def _constants(activation: ExpertActivation) -> dict[str, Any]:
-    curve = ACTIVATIONS.index(activation.curve)
+    curve = CURVES.index(activation.curve)
     return {"GATED": activation.gated, "CURVE": curve, "LIMITED": activation.limit is not None}
 
 
