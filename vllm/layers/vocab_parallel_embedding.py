@@ -99,7 +99,7 @@ class VocabParallelEmbedding(VocabShard):
     def __getattr__(self, name: str) -> Any:
         """Callers who reach for a `weight` that a packed copy has replaced get its values, in a tensor of their own."""
         value = super().__getattr__(name)
-        if name == "weight" and value is None:
+        if name == "weight" and value is None and not (self._packed is None and self.quantized is None):
             return self.rows(torch.arange(len(self.vocab_range), device=self._like.device))
         return value
 

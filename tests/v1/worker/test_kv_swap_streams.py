@@ -57,6 +57,9 @@ class Queued(TorchDispatchMode):
         if func in (aten.cat.out, aten.copy_.default, aten.index_copy_.default, aten.fill_.Scalar):
             self.stream.queue.append(lambda: func(*args, **kwargs))
             return kwargs.get("out", args[0])
+        if func is torch.ops.vllm_cpu.copy_blocks_.default:
+            self.stream.queue.append(lambda: func(*args, **kwargs))
+            return None
         views = (aten.slice.Tensor, aten.select.int, aten.view.default, aten.view.dtype, aten.split_with_sizes.default)
         others = (aten.new_empty.default, aten.lift_fresh.default, aten.detach.default)
         assert func in (*views, *others), func
