@@ -225,7 +225,8 @@ const scenarios = {
       await page.fill("#prompt", "A");
       seen.code = await page.textContent("#code");
       await submit(page);
-      await page.click("#new-chat");
+      // A call that was cut is no answer, of which nothing is kept.
+      if (await page.isEnabled("#new-chat")) await page.click("#new-chat");
     }
     await page.fill("#prompt", "A");
     await page.fill("#top-p", "7");
