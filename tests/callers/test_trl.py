@@ -133,8 +133,7 @@ def check_rise(steps: list[dict[str, float]], with_adapter: bool) -> None:
     assert len(steps) == 30
     # Half of the ids are even.
     assert sum(row["reward"] for row in steps[:5]) / 5 < 0.6
-    # How far an adapter gets at this rate depends on the last bits of the sampled logits.
-    assert sum(row["reward"] for row in steps[-5:]) / 5 > (0.6 if with_adapter else 0.8)
+    assert sum(row["reward"] for row in steps[-5:]) / 5 > (0.65 if with_adapter else 0.8)
     # An adapter that is merged into weights, and taken out of them later, rounds them each time.
     tolerance = TOLERANCE * (5 if with_adapter else 1)
     assert all(row["sampling/sampling_logp_difference/max"] < tolerance for row in steps)
