@@ -53,6 +53,7 @@ struct WidenedCodes {
   // So that a unit takes 32 * kBits bytes.
   static constexpr int kBits = 32;
   WidenedCodes(const LinearArgs&, const uint8_t*, int) {}
+  Vec get(const Unit& unit, int half, int k) const { return load(unit.values + k * kPanel + 16 * half); }
 };
 
 // Widens units of a panel's codes, kLanes columns of each half, to floats [k][32].
@@ -63,11 +64,12 @@ template <typename C>
   for (int64_t u = 0; u < units; ++u, codes += kPanel * C::kBits) {
     for (int i = 0; i < kPanel * C::kBits; i += 64) __builtin_prefetch(codes + kAhead + i);
     const typename C::Unit unit(codes, lane);
-    unroll<kUnit>([&](auto k) VLLM_INLINE {
+#pragma GCC unroll 8
+    for (int k = 0; k < kUnit; ++k) {
       float* row = to + (u * kUnit + k) * kPanel + lane;
-      store(row, kind.template get<0, k>(unit));
-      store(row + 16, kind.template get<1, k>(unit));
-    });
+      store(row, kind.get(unit, 0, k));
+      store(row + 16, kind.get(unit, 1, k));
+    }
   }
 }
 
@@ -121,18 +123,14 @@ template <typename C, int R, int P>
         unroll<P>([&](int p) VLLM_INLINE {
           const C& kind = p == 0 ? first : second;
           const typename C::Unit unit(unit_codes + p * codes_stride, lane);
-          const auto add = [&](int k, Vec low, Vec high) VLLM_INLINE {
+#pragma GCC unroll 8
+          for (int k = 0; k < kUnit; ++k) {
+            const Vec low = kind.get(unit, 0, k), high = kind.get(unit, 1, k);
             unroll<R>([&](int r) VLLM_INLINE {
               const Vec value = set1(x[r * kUnit + k]);
               sums[r][p][0] = fma(value, low, sums[r][p][0]);
               sums[r][p][1] = fma(value, high, sums[r][p][1]);
             });
-          };
-          if constexpr (C::kBits == 32) {
-#pragma GCC unroll 8
-            for (int k = 0; k < kUnit; ++k) add(k, load(unit.values + k * kPanel), load(unit.values + k * kPanel + 16));
-          } else {
-            unroll<kUnit>([&](auto k) VLLM_INLINE { add(k, kind.template get<0, k>(unit), kind.template get<1, k>(unit)); });
           }
         });
       }
