@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from vllm.params.structured import RepetitionDetectionParams
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
@@ -21,6 +23,20 @@ class RequestStatus(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+def check_sequence_repetition(token_ids: Sequence[int], params: RepetitionDetectionParams) -> bool:
+    """Whether the tokens end with a pattern of an allowed size, `min_count` times in a row."""
+    count = params.min_count
+    if count < 2:
+        return False
+    for size in range(max(params.min_pattern_size, 1), params.max_pattern_size + 1):
+        if size * count > len(token_ids):
+            return False
+        tail = token_ids[len(token_ids) - size * count :]
+        if tail[-1] == tail[-1 - size] and tail[size:] == tail[:-size]:
+            return True
+    return False
 
 
 class Request:
@@ -105,6 +121,16 @@ class Request:
     def kv_transfer_params(self) -> dict[str, Any] | None:
         """The request's parameters for the connector that carries its KV blocks."""
         return (self.sampling_params.extra_args or {}).get("kv_transfer_params")
+
+    @property
+    def repeats_itself(self) -> bool:
+        """Whether its generated tokens end with the pattern that it looks for, if any."""
+        params = self.repetition
+        if params is None:
+            return False
+        longest = params.max_pattern_size * params.min_count
+        begin = max(self.num_prompt_tokens, len(self.token_ids) - longest)
+        return check_sequence_repetition(self.token_ids[begin:], params)
 
     def keeps_hidden(self, block_index: int, block_size: int) -> bool:
         """Whether the final hidden states of all tokens of its block are kept."""

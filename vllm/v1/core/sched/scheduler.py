@@ -8,14 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.core.guests import SchedulerGuest, hooks
+from vllm.v1.core.guests import Rest, SchedulerGuest, hooks
 from vllm.v1.core.kv_cache_groups import Blocks
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.rest import Rest
-from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
-from vllm.v1.core.sched.repetition import repeats_itself
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput, SchedulerStats
 from vllm.v1.core.sched.request_queue import RequestQueue
-from vllm.v1.core.sched.stats import SchedulerStats
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import NO_TOKEN, NO_TOKEN_LEFT, FollowingTokens, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -516,9 +513,7 @@ class Scheduler:
                 return
         if request.num_output_tokens >= request.length_limit:
             output.finish_reason = "length"
-        elif request.num_output_tokens >= request.min_tokens and repeats_itself(
-            request.token_ids, request.num_prompt_tokens, request.repetition
-        ):
+        elif request.num_output_tokens >= request.min_tokens and request.repeats_itself:
             output.finish_reason, output.stop_reason = "repetition", "repetition_detected"
 
     def _next_waiting(self) -> Request | None:

@@ -17,18 +17,16 @@ from vllm.layers.attention import attention_layers, use_backend, use_kv_scales
 from vllm.layers.kv_cache_spec import layer_kinds, stage_cache_layout
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import PendingStep
-from vllm.v1.worker.gpu.block_copies import BlockCopies
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.cuda import host_copies
 from vllm.v1.worker.gpu.guests import CacheSizes, Completion, RunnerGuest, Samples, hooks
 from vllm.v1.worker.gpu.input_batch import InputBatch, PromptBatch, build_input_batch
-from vllm.v1.worker.gpu.replay.interface import Replay
-from vllm.v1.worker.gpu.replay.make import ReplayMaker
+from vllm.v1.worker.gpu.replay.make import Replay, ReplayMaker
 from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsState, PromptReadings, num_tile_rows
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.sample.vocab_parallel import vocab_of
-from vllm.v1.worker.gpu.states import BlockTables, KVCaches, RequestStates
+from vllm.v1.worker.gpu.states import BlockCopies, BlockTables, KVCaches, RequestStates
 from vllm.v1.worker.gpu.step_result import Sampled, StepResult
 
 Guest = TypeVar("Guest", bound=RunnerGuest)
