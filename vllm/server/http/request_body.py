@@ -18,14 +18,8 @@ from vllm.server.protocol.base import DOORS, RequestModel, check_names
 _SHORT_BODY = 2**20
 
 
-async def read_body(request: Request, model: type[RequestModel], max_bytes: int, ignore_unknown: bool) -> Any:
-    """The `model` that a JSON body of at most `max_bytes` describes; unknown fields are errors or ignored. Raises
-    ApiError: 415 for another content type or a compressed body, 413 for a longer body, 400 otherwise."""
-    return parse_body(await read_json(request, max_bytes), model, ignore_unknown)
-
-
 async def read_json(request: Request, max_bytes: int) -> Any:
-    """The value of a JSON body; see `read_body`."""
+    """The value of a JSON body of at most `max_bytes`; for errors see `read_body` in routes.py."""
     _check_headers(request.headers.get("content-type"), request.headers.get("content-encoding"))
     return _decode(await _read(request, max_bytes))
 
@@ -45,7 +39,7 @@ def _decode(data: bytes) -> Any:
 
 
 def parse_body(value: Any, model: type[RequestModel], ignore_unknown: bool) -> Any:
-    """The `model` that a body's value describes; see `read_body`."""
+    """The `model` that a body's value describes; unknown fields are errors or ignored. Raises ApiError 400."""
     if not isinstance(value, dict):
         kinds = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
         message = f"the body must be a JSON object, got {kinds.get(type(value), 'a number')}"

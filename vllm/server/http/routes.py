@@ -53,6 +53,15 @@ class _RequestRoute(APIRoute):
         return self.endpoint
 
 
+class BodyKind(NamedTuple):
+    """Bodies of one endpoint; see `post`."""
+
+    model: type[RequestModel]
+    answer: Any
+    endpoint: Endpoint
+    chunk: type[ResponseModel] | None = None
+
+
 class OtherBody(NamedTuple):
     """Bodies with one of `fields`, which an endpoint takes beside its own kind."""
 
@@ -86,19 +95,12 @@ def post(
         body_schema, answer = {"schema": {"anyOf": schemas}}, Union[answer, other.answer]  # noqa: UP007
 
     def add(function: Endpoint) -> Endpoint:
+        own = BodyKind(model, answer, function)
+
         async def read_and_run(request: Request) -> Response:
-            state = server_state(request)
-            args = state.args
-            value = await read_json(request, int(args.max_body_mib * 2**20))
-            note_session(request, value)
-            kind, endpoint = model, function
-            if other is not None and isinstance(value, dict) and any(name in value for name in other.fields):
-                kind, endpoint = other.model, other.endpoint
-            body = parse_body(value, kind, args.ignore_unknown_fields)
-            if "model" in kind.model_fields:
-                await state.choose_model(body.model)
-            state.check_task(kind.TASK)
-            return await endpoint(request, state, body)
+            value = await _noted_value(request)
+            is_other = other is not None and isinstance(value, dict) and any(name in value for name in other.fields)
+            return await _run(request, value, other if is_other else own)  # type: ignore[arg-type]
 
         errors = (status for status in _ERRORS if status != 406 or body_types)
         answers = {200: {"model": answer, "content": content}, **error_answers(*errors, model=error)}
@@ -108,24 +110,12 @@ def post(
     return add
 
 
-class BodyKind(NamedTuple):
-    """Bodies of one endpoint; see `post`."""
-
-    model: type[RequestModel]
-    answer: Any
-    endpoint: Endpoint
-    chunk: type[ResponseModel] | None = None
-
-
 def post_by_field(router: APIRouter, path: str, description: str, kinds: Mapping[str, tuple[BodyKind, ...]]) -> None:
     """Add an endpoint for bodies of several kinds. `kinds`: for the field that tells them, what a body with it may be;
     it is the first whose task the model can, or else the first."""
 
     async def endpoint(request: Request) -> Response:
-        state = server_state(request)
-        args = state.args
-        value = await read_json(request, int(args.max_body_mib * 2**20))
-        note_session(request, value)
+        state, value = server_state(request), await _noted_value(request)
         given = [name for name in kinds if isinstance(value, dict) and value.get(name) is not None]
         if len({id(kinds[name]) for name in given}) != 1:
             names = " or ".join(kinds)
@@ -133,10 +123,7 @@ def post_by_field(router: APIRouter, path: str, description: str, kinds: Mapping
             raise ApiError(400, problem, given[1] if given else next(iter(kinds)), "missing_field")
         possible = kinds[given[0]]
         kind = next((each for each in possible if state.can(each.model.TASK)), possible[0])
-        body = parse_body(value, kind.model, args.ignore_unknown_fields)
-        await state.choose_model(body.model)
-        state.check_task(kind.model.TASK)
-        return await kind.endpoint(request, state, body)
+        return await _run(request, value, kind)
 
     every = list(dict.fromkeys(kind for possible in kinds.values() for kind in possible))
     schemas = [{"$ref": SCHEMA_REF + kind.model.__name__} for kind in every]
@@ -148,6 +135,31 @@ def post_by_field(router: APIRouter, path: str, description: str, kinds: Mapping
     answer = {"model": Union[tuple(kind.answer for kind in every)], "content": content}  # noqa: UP007
     answers: dict[int | str, dict[str, Any]] = {200: answer, **error_answers(*_ERRORS)}
     _add(router, path, endpoint, path.strip("/"), description, {"schema": {"oneOf": schemas}}, answers)
+
+
+async def read_body(request: Request, model: type[RequestModel]) -> Any:
+    """The `model` that a request's JSON body describes. Raises ApiError: 415 for another content type or a compressed
+    body, 413 for a longer body than the server takes, 400 otherwise."""
+    return parse_body(await _value(request), model, server_state(request).args.ignore_unknown_fields)
+
+
+async def _value(request: Request) -> Any:
+    return await read_json(request, int(server_state(request).args.max_body_mib * 2**20))
+
+
+async def _noted_value(request: Request) -> Any:
+    value = await _value(request)
+    note_session(request, value)
+    return value
+
+
+async def _run(request: Request, value: Any, kind: BodyKind | OtherBody) -> Response:
+    state = server_state(request)
+    body = parse_body(value, kind.model, state.args.ignore_unknown_fields)
+    if "model" in kind.model.model_fields:
+        await state.choose_model(body.model)
+    state.check_task(kind.model.TASK)
+    return await kind.endpoint(request, state, body)
 
 
 def _add(
