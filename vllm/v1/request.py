@@ -39,6 +39,14 @@ def check_sequence_repetition(token_ids: Sequence[int], params: RepetitionDetect
     return False
 
 
+def repeats_itself(token_ids: Sequence[int], num_prompt_tokens: int, params: RepetitionDetectionParams | None) -> bool:
+    """The same of a request's generated tokens, which follow the prompt's; None: nothing is looked for."""
+    if params is None:
+        return False
+    longest = params.max_pattern_size * params.min_count
+    return check_sequence_repetition(token_ids[max(num_prompt_tokens, len(token_ids) - longest) :], params)
+
+
 class Request:
     """A sequence in the scheduler."""
 
@@ -121,16 +129,6 @@ class Request:
     def kv_transfer_params(self) -> dict[str, Any] | None:
         """The request's parameters for the connector that carries its KV blocks."""
         return (self.sampling_params.extra_args or {}).get("kv_transfer_params")
-
-    @property
-    def repeats_itself(self) -> bool:
-        """Whether its generated tokens end with the pattern that it looks for, if any."""
-        params = self.repetition
-        if params is None:
-            return False
-        longest = params.max_pattern_size * params.min_count
-        begin = max(self.num_prompt_tokens, len(self.token_ids) - longest)
-        return check_sequence_repetition(self.token_ids[begin:], params)
 
     def keeps_hidden(self, block_index: int, block_size: int) -> bool:
         """Whether the final hidden states of all tokens of its block are kept."""

@@ -11,7 +11,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
 from vllm.v1.engine.core_process.serial import decode_request, encode_request
 from vllm.v1.messages import EngineCoreRequest
-from vllm.v1.request import Request, check_sequence_repetition
+from vllm.v1.request import check_sequence_repetition, repeats_itself
 
 PROMPT = byte_ids("a prompt")
 
@@ -38,17 +38,10 @@ def tiny(tmp_path_factory):
 def test_what_repeats_itself(tokens, sizes, repeats):
     params = RepetitionDetectionParams(*sizes)
     assert check_sequence_repetition(tokens, params) is repeats
-
-
-def test_a_prompt_does_not_count():
-    params = SamplingParams(max_tokens=8, repetition_detection=RepetitionDetectionParams(3, 2, 3))
-    request = Request("r", [7, 8, 1, 2, 3], params)
-    request.token_ids += [1, 2, 3] * 2
-    assert not request.repeats_itself
-    request.token_ids += [1, 2, 3]
-    assert request.repeats_itself
-    request.repetition = None
-    assert not request.repeats_itself
+    # The prompt's tokens do not count.
+    assert repeats_itself([7, 8, *tokens], 2, params) is repeats
+    assert not repeats_itself(tokens, len(tokens), params)
+    assert not repeats_itself(tokens, 0, None)
 
 
 @pytest.mark.parametrize("min_tokens", [0, 8])

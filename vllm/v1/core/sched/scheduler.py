@@ -15,7 +15,7 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, Schedul
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import NO_TOKEN, NO_TOKEN_LEFT, FollowingTokens, ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request, RequestStatus, repeats_itself
 
 # Tokens of a step among several in flight. A stage has nothing to do for as long as another one computes the largest
 # step, so there are some for each stage; smaller ones than the first number cost more than that, and than the second
@@ -513,7 +513,9 @@ class Scheduler:
                 return
         if request.num_output_tokens >= request.length_limit:
             output.finish_reason = "length"
-        elif request.num_output_tokens >= request.min_tokens and request.repeats_itself:
+        elif request.num_output_tokens >= request.min_tokens and repeats_itself(
+            request.token_ids, request.num_prompt_tokens, request.repetition
+        ):
             output.finish_reason, output.stop_reason = "repetition", "repetition_detected"
 
     def _next_waiting(self) -> Request | None:
