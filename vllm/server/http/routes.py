@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Union
 
+import msgspec
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
+from pydantic import ValidationError
 from pydantic.json_schema import models_json_schema
 
+from vllm.exceptions import shown
 from vllm.server.errors import ApiError
-from vllm.server.http.request_body import parse_body, read_json
-from vllm.server.protocol.base import RequestModel, ResponseModel
+from vllm.server.protocol.base import DOORS, RequestModel, ResponseModel, check_names
 from vllm.server.protocol.generation import ErrorResponse
 from vllm.server.state import ServerState, server_state
 
@@ -140,15 +144,11 @@ def post_by_field(router: APIRouter, path: str, description: str, kinds: Mapping
 async def read_body(request: Request, model: type[RequestModel]) -> Any:
     """The `model` that a request's JSON body describes. Raises ApiError: 415 for another content type or a compressed
     body, 413 for a longer body than the server takes, 400 otherwise."""
-    return parse_body(await _value(request), model, server_state(request).args.ignore_unknown_fields)
-
-
-async def _value(request: Request) -> Any:
-    return await read_json(request, int(server_state(request).args.max_body_mib * 2**20))
+    return parse_body(await read_json(request), model, server_state(request).args.ignore_unknown_fields)
 
 
 async def _noted_value(request: Request) -> Any:
-    value = await _value(request)
+    value = await read_json(request)
     note_session(request, value)
     return value
 
@@ -218,7 +218,7 @@ def _complete(schema: dict[str, Any], model_names: list[str] | None, has_keys: b
         own = next(each for each in field.get("anyOf", [field]) if each["type"] == "string")
         if model_names is not None:
             own["enum"] = model_names
-    # FastAPI's errors never occur: request_body.py checks the bodies, and path parameters are strings.
+    # FastAPI's errors never occur: `parse_body` checks the bodies, and path parameters are strings.
     for name in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(name, None)
     if has_keys:
@@ -244,3 +244,83 @@ def note_session(request: Request, body: Any) -> None:
     """Set `session` to the body's `session_id`, else to the header's; None: neither has a text."""
     given = body.get("session_id") if isinstance(body, dict) else None
     session.set(given if given and isinstance(given, str) else request.headers.get(HEADER) or None)
+
+
+# Invalid JSON is decoded a second time, for a better error, only up to this length.
+_SHORT_BODY = 2**20
+
+
+async def read_json(request: Request) -> Any:
+    """The value of a request's JSON body; for errors see `read_body`."""
+    _check_headers(request.headers.get("content-type"), request.headers.get("content-encoding"))
+    return _decode(await _read(request, int(server_state(request).args.max_body_mib * 2**20)))
+
+
+def _decode(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        if len(data) <= _SHORT_BODY:
+            # Python's decoder accepts lone surrogates and large integers: the error can then name the field.
+            try:
+                return json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
+            except (ValueError, RecursionError):
+                pass
+        problem = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ApiError(400, f"the body is not valid JSON: {problem}", code="invalid_json") from None
+
+
+def parse_body(value: Any, model: type[RequestModel], ignore_unknown: bool) -> Any:
+    """The `model` that a body's value describes; unknown fields are errors or ignored. Raises ApiError 400."""
+    if not isinstance(value, dict):
+        kinds = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+        message = f"the body must be a JSON object, got {kinds.get(type(value), 'a number')}"
+        raise ApiError(400, message, code="invalid_type")
+    # Before validation: a misspelt field explains a missing one.
+    check_names(value, model, ignore_unknown)
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _explain(error, value, model) from None
+
+
+def _explain(error: ValidationError, value: dict[str, Any], model: type[RequestModel]) -> ApiError:
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = ""
+    for step in first["loc"]:
+        place += f"[{step}]" if isinstance(step, int) else f".{step}" if place else str(step)
+    param = ".".join(str(step) for step in first["loc"] if not isinstance(step, int)) or None
+    if first["type"] == "missing":
+        others = [name for name in value if name in DOORS and name not in model.model_fields]
+        hint = f"; {DOORS[others[0]]} takes {others[0]}" if others and len(first["loc"]) == 1 else ""
+        return ApiError(400, f"{place} is required{hint}", param, "missing_field")
+    problem = re.sub(r"^\w+ should ", "must ", first["msg"].removeprefix("Value error, "))
+    return ApiError(400, f"{place} {problem}, got {shown(first['input'])}", param, "invalid_type")
+
+
+def _check_headers(content_type: str | None, encoding: str | None) -> None:
+    kind = (content_type or "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise ApiError(415, f"the body must be application/json, got {kind}", code="unsupported_media_type")
+    if (encoding or "identity").strip().lower() != "identity":
+        message = f"the body must not be compressed, got Content-Encoding {encoding}"
+        raise ApiError(415, message, code="unsupported_content_encoding")
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    message = f"the body is longer than the limit of {max_bytes} bytes (--max-body-mib)"
+    too_long = ApiError(413, message, code="body_too_large")
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise too_long
+    parts, length = [], 0
+    async for part in request.stream():
+        length += len(part)
+        if length > max_bytes:
+            raise too_long
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

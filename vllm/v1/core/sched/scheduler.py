@@ -75,7 +75,7 @@ class Scheduler:
         self._on_grow, self._on_fill = hooks(guests, "grow"), hooks(guests, "fill")
         self._shares, self._on_computes = hooks(guests, "share"), hooks(guests, "computes")
         self._on_discarded, self._transfers = hooks(guests, "discarded"), hooks(guests, "transfers")
-        self._lets_go = hooks(guests, "let_go")
+        self._lets_go, self._counts = hooks(guests, "let_go"), hooks(guests, "counts")
         self._takes_whole_steps = any(guest.takes_whole_steps for guest in guests)
         self._begin_updates, self._on_update = hooks(guests, "begin_update"), hooks(guests, "update")
 
@@ -188,7 +188,7 @@ class Scheduler:
             kv_cache_usage=self.kv.usage,
             num_preemptions=self.num_preemptions,
             **vars(self.kv.stats),
-            **{name: value for guest in self.guests for name, value in guest.counts().items()},
+            **{name: value for counts in self._counts for name, value in counts().items()},
         )
 
     def schedule(self) -> SchedulerOutput:
