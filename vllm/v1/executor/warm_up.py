@@ -8,11 +8,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
-from vllm.ops._dispatch import of_device
 from vllm.sampling_params import SamplingParams
 from vllm.v1.executor.memory import run_requests
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -34,15 +31,6 @@ _PROCESSED: tuple[dict[str, Any], ...] = (
 )
 # More rows than a tile of few rows has.
 _MANY_TOKENS = 40
-
-
-def compiles_while_running(device: torch.device) -> bool:
-    """Whether kernels for this device are compiled at their first launch."""
-    if of_device(device.type) != "triton":
-        return False
-    import triton
-
-    return not triton.knobs.runtime.interpret
 
 
 def warm_up(runner: GPUModelRunner, config: VllmConfig) -> None:

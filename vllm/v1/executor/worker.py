@@ -29,13 +29,14 @@ from vllm.loader import get_model
 from vllm.loader.packed_weights import Plan, drop_pages
 from vllm.logger import init_logger, timed
 from vllm.lora.request import LoRARequest
+from vllm.ops.gpu_kernels import compiles_while_running
 from vllm.quantization.settings import find_settings
 from vllm.utils.forked_threads import check_threads
 from vllm.utils.host_memory import available_bytes, return_freed_memory
 from vllm.utils.plugins import load_general_plugins
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor import memory
-from vllm.v1.executor.warm_up import compiles_while_running, warm_up
+from vllm.v1.executor.warm_up import warm_up
 from vllm.v1.features.adapters.manager import AdapterManager
 from vllm.v1.features.adapters.runner import Adapters
 from vllm.v1.features.build import encoder_guests, runner_guests
