@@ -59,7 +59,9 @@ def spoil(llm: LLM, monkeypatch: pytest.MonkeyPatch, params: SamplingParams, num
     assert is_empty(llm)
 
 
-@pytest.mark.parametrize("fields", [{}, {"async_scheduling": True}, {"swap_space": 0.01}], ids=["sync", "async", "swap"])
+@pytest.mark.parametrize(
+    "fields", [{}, {"async_scheduling": True}, {"swap_space": 0.01}], ids=["sync", "async", "swap"]
+)
 @pytest.mark.parametrize("num_sound", [0, 1])
 def test_a_request_that_ends_before_its_logits(folder, expected, fields, num_sound, monkeypatch):
     llm = make_tiny_llm(folder, **CHUNKED, **fields)
