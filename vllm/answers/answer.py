@@ -306,7 +306,7 @@ class _ForeignTools:
 
 class ContentPlaces:
     """Where the content of an answer stands in its text, as it comes: a `ContentReader` of stop strings
-    (vllm/v1/engine/stop_strings.py)."""
+    (vllm/v1/engine/detokenizer.py)."""
 
     def __init__(self, parser: AnswerParser) -> None:
         self.num_read = 0

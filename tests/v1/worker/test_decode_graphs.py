@@ -17,7 +17,7 @@ from vllm.ops._dispatch import cpu_ops
 from vllm.v1.features.states.memory import StateSlots
 from vllm.v1.worker.gpu.cuda import GraphRecorder
 from vllm.v1.worker.gpu.replay.decode_graphs import DecodeGraphs, ladder
-from vllm.v1.worker.gpu.replay.interface import Replay
+from vllm.v1.worker.gpu.replay.make import Replay
 from vllm.v1.worker.gpu.replay.piecewise_graphs import PiecewiseGraphs
 
 pytestmark = pytest.mark.skipif(cpu_ops() is None, reason="rows are computed alike by the C++ operators alone")

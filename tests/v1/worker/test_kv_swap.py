@@ -19,7 +19,7 @@ from vllm.v1.engine import core
 from vllm.v1.features.swap import runner as kv_swap
 from vllm.v1.features.swap.runner import KVSwap
 from vllm.v1.features.swap.scheduler import Swaps
-from vllm.v1.worker.gpu.block_copies import BlockCopies
+from vllm.v1.worker.gpu.states import BlockCopies
 
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4
 """A block of the tiny model in float32: layers, keys and values, heads, dimensions, tokens."""

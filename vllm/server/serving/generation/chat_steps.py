@@ -14,7 +14,7 @@ from vllm.answers.events import Event
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import RequestOutput
 from vllm.server.errors import ApiError
-from vllm.server.http.request_body import parse_body
+from vllm.server.http.routes import parse_body
 from vllm.server.protocol.generation import ChatCompletionRequest
 from vllm.server.serving.generation.chat import ChatReply, prompt_ids
 from vllm.server.serving.generation.replies import Submitted
