@@ -15,7 +15,7 @@ TOWER_NAME = "mmproj.safetensors"
 _OF_OTHER_KINDS = (
     "adapter_model", "consolidated", "mmproj", "optimizer", "rng_state", "scaler", "scheduler", "training_args",
 )  # fmt: skip
-"""What the names of files begin with that hold no weights, or hold them again under other names."""
+"""Names that begin so are of files that hold no weights, or hold them again under other names."""
 
 _NUMBERED = re.compile(r"(.+)-(\d+)-of-(\d{1,6})")
 
