@@ -64,7 +64,7 @@ def test_shards_without_an_index(tmp_path: Path, is_older: bool) -> None:
         for path in tmp_path.glob("*.safetensors"):
             torch.save(load_file(path), path.with_suffix(".bin"))
             path.unlink()
-    # What trainers leave, and the same weights under other names.
+    # A trainer leaves such files, and the same weights may be there under other names.
     torch.save({"lr": torch.zeros(1)}, tmp_path / "optimizer.bin")
     (tmp_path / "consolidated.safetensors").write_bytes(b"")
     model, config = load_model(tmp_path)

@@ -30,7 +30,7 @@ def expected(folder: Path) -> Any:
 
 
 def read(llm: LLM) -> tuple[int, Any]:
-    """What was found of the prompt, and its continuation."""
+    """How much of the prompt was found, and its continuation."""
     (output,) = llm.generate(PROMPT, READS, use_tqdm=False)
     assert output.outputs[0].error is None
     return output.num_cached_tokens, [dict(each) for each in output.outputs[0].logprobs]
@@ -66,7 +66,7 @@ def spoil(llm: LLM, monkeypatch: pytest.MonkeyPatch, params: SamplingParams, num
 def test_a_request_that_ends_before_its_logits(folder, expected, fields, num_sound, monkeypatch):
     llm = make_tiny_llm(folder, **CHUNKED, **fields)
     spoil(llm, monkeypatch, READS, 3, num_sound)
-    # What was sound may be forgotten with the rest.
+    # The sound part may be forgotten with the rest.
     found, readings = read(llm)
     assert found <= 32 * num_sound and readings == expected[1]
 
