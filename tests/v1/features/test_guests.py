@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("fields", "absent"),
     [
         ({}, ASKED),
-        ({"enable_prefix_caching": False}, ASKED | {"hidden_cache"}),
+        ({"enable_prefix_caching": False}, ASKED | {"hidden_cache", "broken_prompts"}),
         (
             {"speculative_config": NGRAM, "enable_lora": True, "swap_space": 0.01, "enable_prompt_embeds": True},
             ASKED - {"drafts", "adapters", "prompt_embeds", "swap"},

@@ -21,6 +21,7 @@ from vllm.v1.core.content_names import ContentNames
 from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.core.kv_cache_groups import hidden_key, is_hidden, is_state, state_key
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.features.broken_prompts.scheduler import BrokenPrompts
 from vllm.v1.features.kv_store.rates import Rates
 from vllm.v1.features.states.scheduler import StepStates
 from vllm.v1.messages import EngineCoreOutput
@@ -381,11 +382,14 @@ class StoredPrefixes(SchedulerGuest):
         filled = [*blocks.out, *blocks.hidden_out, *blocks.states_out]
         sums = chain(copied.sums or (), repeat(None))
         # Keys and values may be as corrupted as the logits.
+        unsound = {*output.errors}
+        if (broken := output.parts.of(BrokenPrompts)) is not None:
+            unsound |= broken.req_ids
         self.store.write_all(
             [
                 (each.key, row, total)
                 for each, row, total in zip(filled, rows, sums, strict=False)
-                if each.request_id not in output.errors and not self.store.will_have(each.key)
+                if each.request_id not in unsound and not self.store.will_have(each.key)
             ]
         )
 
