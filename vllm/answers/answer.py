@@ -165,8 +165,14 @@ class AnswerParser:
             before += self._counted(self._machine.feed(text), (), is_last=False)
         last = self._counted(self._machine.finish(), (), is_last=True)
         if self._only_calls:
-            last = [event for event in last if not isinstance(event, Content)]
+            calls: list[Event] = [event for event in last if not isinstance(event, Content)]
+            is_cut, last = len(calls) < len(last), calls
             self._content_ends = []
+            if is_cut and not self.num_calls and self._tools is not None and len(self._tools.plain_tools) == 1:
+                # No other function can be meant.
+                name = self._tools.plain_tools[0]["function"]["name"]
+                last += [CallStart(0, self._tools.make_id(name, 0), name), CallEnd(0)]
+                self.num_calls = 1
         return before + last
 
     def _read(self, reader: Reader) -> Iterator[Step]:

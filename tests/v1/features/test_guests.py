@@ -34,7 +34,7 @@ def rooms_of(guests: Any) -> list[str]:
     ("fields", "absent"),
     [
         ({}, ASKED),
-        ({"enable_prefix_caching": False}, ASKED | {"hidden_cache"}),
+        ({"enable_prefix_caching": False}, ASKED | {"hidden_cache", "broken_prompts"}),
         (
             {"speculative_config": NGRAM, "enable_lora": True, "swap_space": 0.01, "enable_prompt_embeds": True},
             ASKED - {"drafts", "adapters", "prompt_embeds", "swap"},

@@ -436,6 +436,26 @@ def test_a_request_that_ends_while_it_is_read_for_leaves_nothing(folder, tmp_pat
     end(llm)
 
 
+def test_of_requests_that_wait_for_the_same_read_each_may_end(folder, tmp_path):
+    fill(folder, tmp_path)
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path))
+    engine = llm.llm_engine
+    guest = engine.engine_core.scheduler.guests[-1]
+    for name, prompt in zip("abcd", (*PROMPTS, PROMPTS[0][:40]), strict=True):
+        engine.add_request(name, {"prompt_token_ids": prompt}, READS)
+    # The fourth's prefix is a part of what is read for the others.
+    assert len({*guest._reads.values()}) == 2 and len({*guest._pending.values()}) == 1
+    engine.abort_request(["a", "d"])
+    wait_for(guest._reads["b"].parts)
+    assert [request.request_id for request, _ in guest.prepared(False)] == ["b", "c"]
+    assert len(guest._staged) == NUM_BLOCKS
+    for name, num_staged in (("b", NUM_BLOCKS), ("c", 0)):
+        guest._release(name)
+        assert len(guest._staged) == num_staged
+    assert not (guest._pending or guest._reads or guest._reads_by_end or guest._done)
+    end(llm)
+
+
 def test_with_a_grammar_a_request_is_prepared_for_both(folder, tmp_path):
     fill(folder, tmp_path)
     form = StructuredOutputsParams(choice=["yes", "no"])
