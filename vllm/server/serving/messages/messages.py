@@ -109,7 +109,7 @@ class MessageReply:
             yield shown_error(error).body(self._request.url.path)
 
     def release(self, submission: Submitted) -> Callable[[], Awaitable[None]]:
-        """What frees the request of a client that has left before the first event."""
+        """A function that frees the request of a client that has left before the first event."""
         return submission.abort
 
     def _usage(self) -> dict[str, int]:

@@ -103,7 +103,7 @@ class ResponseReply:
             self._state.responses.running.pop(self.id, None)
 
     def release(self, submission: Submitted) -> Callable[[], Awaitable[None]]:
-        """What frees the request of a client that has left before the first event."""
+        """A function that frees the request of a client that has left before the first event."""
 
         async def free() -> None:
             self._state.responses.running.pop(self.id, None)
