@@ -8,7 +8,7 @@ import pytest
 from vllm import SamplingParams
 from vllm.logprobs.lists import LogprobsLists, LogprobsRows
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.core_process.serial import OutputDecoder, decode_request, encode_outputs, encode_request
+from vllm.v1.engine.core_process.serial import decode_outputs, decode_request, encode_outputs, encode_request
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 
 
@@ -53,7 +53,7 @@ def test_outputs_share_the_arrays_of_their_step():
     ]
     frames = encode_outputs(outputs, {"num_running": 3})
     assert len(frames) == 1 + 5 + 6
-    again, extra = OutputDecoder().decode([bytes(frame) for frame in frames])
+    again, extra = decode_outputs([bytes(frame) for frame in frames])
     assert extra == {"num_running": 3}
     assert [output.request_id for output in again] == list("abcde")
     assert again[0].logprobs[0][0] is again[1].logprobs[0][0]
@@ -74,7 +74,7 @@ def test_a_table_travels_as_one_frame(entropy: bool):
     table = LogprobsLists.of_table(lists.table().copy(), lists.num_topk, entropy)
     frames = encode_outputs([EngineCoreOutput("a", [5], [(table, 2)]), EngineCoreOutput("b", [6], [(table, 0)])])
     assert len(frames) == 2
-    again, _ = OutputDecoder().decode([bytes(frame) for frame in frames])
+    again, _ = decode_outputs([bytes(frame) for frame in frames])
     (twin, row), (other, _) = again[0].logprobs[0], again[1].logprobs[0]
     assert row == 2 and twin is other and twin.layout == lists.layout and twin.has_entropy is entropy
     assert twin.first_logprob(1) == lists.logprobs[1, 0]
@@ -83,4 +83,4 @@ def test_a_table_travels_as_one_frame(entropy: bool):
 
 
 def test_nothing_is_an_output_too():
-    assert OutputDecoder().decode(encode_outputs([])) == ([], None)
+    assert decode_outputs(encode_outputs([])) == ([], None)

@@ -136,6 +136,11 @@ class OutputDecoder:
         return self._lists[value] if kind is LogprobsLists else slice(*value)
 
 
+def decode_outputs(frames: Sequence[Frame]) -> tuple[list[EngineCoreOutput], Any]:
+    """See OutputDecoder."""
+    return OutputDecoder().decode(frames)
+
+
 def _lists_of(layout: Sequence[Any], data: Iterator[Frame]) -> LogprobsLists:
     num_topk, has_entropy, shapes = layout
     values: list[Any] = [None if each is None else np.ndarray(each[1], each[0], buffer=next(data)) for each in shapes]
