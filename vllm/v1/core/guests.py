@@ -138,6 +138,11 @@ class SchedulerGuest:
         """Whether the guest can bring this content."""
         return False
 
+    def num_held(self, keys: Sequence[bytes]) -> int:
+        """How many of these contents, from the first on, it can bring, as far as that is known at once: `holds` is
+        asked for those after them."""
+        return 0
+
     def keep(self, keys: list[bytes]) -> None:
         """It will be asked for these in this step, of those that it holds: do not lose them for others."""
 
