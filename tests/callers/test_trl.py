@@ -117,9 +117,9 @@ def test_the_reward_rises(tiny_model: Path, tmp_path: Path, with_adapter: bool) 
     options: dict[str, Any] = {"vllm_enable_sleep_mode": True}
     if with_adapter:
         peft = pytest.importorskip("peft")
-        # Targets of all sizes: the adapter is merged for the engine, and taken out again. Steps are smaller and more than
-        # without one: with those of 0.1 the reward after 30 steps is anything from 0.55 to 0.8, by the seed, also where
-        # transformers generates.
+        # Targets of all sizes: the adapter is merged for the engine, and taken out again. Steps are smaller, and more:
+        # with those of 0.1 the reward after 30 is anything from 0.55 to 0.8, by the seed, also where transformers
+        # generates.
         options = {
             "peft_config": peft.LoraConfig(r=16, lora_alpha=64, target_modules="all-linear"),
             "learning_rate": 0.02,
