@@ -150,7 +150,6 @@ class FormFields(BaseModel):
             forms["guided_whitespace_pattern"] = {"whitespace_pattern": self.guided_whitespace_pattern}
         return _joined(forms) if len(forms) > 1 else next(iter(forms.values()), None)
 
-
     @contextmanager
     def named_form(self) -> Iterator[None]:
         """Errors about structured_outputs as those of the field that says what it is."""
