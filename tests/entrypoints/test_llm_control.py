@@ -39,11 +39,6 @@ class Hiding:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
 def llm(folder):
     return make_tiny_llm(folder, worker_extension_cls=Extension)
 

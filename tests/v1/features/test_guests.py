@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm.v1.features.build import ORDER, SCHEDULER_ORDER
 from vllm.v1.worker.gpu.guests import RunnerGuest, hooks
@@ -28,11 +28,6 @@ ASKED |= {"kv_store", "kv_events", "kv_connector"}
 
 def rooms_of(guests: Any) -> list[str]:
     return [type(guest).__module__.split(".")[3] for guest in guests]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,6 @@ READS = SamplingParams(max_tokens=4, temperature=0.0, logprobs=8)
 NUM_BLOCKS = len(PREFIX) // 16
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
-
-
 def run(llm: LLM, prompts: list[list[int]] = PROMPTS, params: SamplingParams = READS, **fields: Any) -> list[Any]:
     return llm.generate([{"prompt_token_ids": each, **fields} for each in prompts], params, use_tqdm=False)
 

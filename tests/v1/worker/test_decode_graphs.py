@@ -8,7 +8,7 @@ import torch
 from models_util import make_random_model
 from pretend_cuda import pretending
 from thread_ranks import make_thread_llm
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import SamplingParams
 from vllm.distributed.communicator import Communicator
@@ -85,11 +85,6 @@ def tensors_of(result) -> list[torch.Tensor]:
     if isinstance(result, torch.Tensor):
         return [result]
     return [tensor for part in result for tensor in tensors_of(part)] if isinstance(result, tuple) else []
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from guests import guest_of
 from pretend_cuda import pretending
 from thread_ranks import ThreadExecutor
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.v1.engine import core
@@ -100,11 +100,6 @@ def test_an_engine_may_end_while_blocks_are_leaving(device):
     del swap, blocks
     # Where memory that somebody still read was given back, the pretended device says so.
     assert (torch.zeros(2, 8, device=device) == 0).all()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 def workload() -> tuple[list[dict[str, list[int]]], list[SamplingParams]]:

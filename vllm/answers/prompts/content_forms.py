@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
-from vllm.answers.prompts.conversations import content_text
-from vllm.answers.prompts.picture_parts import is_picture
+from vllm.answers.prompts.conversations import content_text, is_picture
 
 ContentForm = Literal["text", "parts", "part"]
 """How a content is given: one text; a list of its parts; a list of one part with all of the text."""

@@ -19,8 +19,14 @@ from vllm.answers.prompts.content_forms import (
     variables,
     words_of_medium,
 )
-from vllm.answers.prompts.conversations import content_text, fitted, has_pictures, named_conversations
-from vllm.answers.prompts.picture_parts import SOURCE, is_picture
+from vllm.answers.prompts.conversations import (
+    SOURCE,
+    content_text,
+    fitted,
+    has_pictures,
+    is_picture,
+    named_conversations,
+)
 from vllm.answers.prompts.tool_prompts import ToolPrompt, shows_tools, with_told_tools
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs import TokensPrompt

@@ -3,10 +3,10 @@ form of an answer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
 from pydantic import BaseModel, Field, create_model
 
 from vllm.exceptions import VLLMValidationError, shown
@@ -26,7 +26,7 @@ from vllm.server.protocol.base import (
 from vllm.utils.checks import check_token_ids
 from vllm.utils.npy import array_of_npy
 
-_TABLE = list[int] | list[list[int]] | np.ndarray | None
+_TABLE = Sequence[int | list[int]] | None
 _TABLES = frozenset(name for name in FIELDS if SamplingParams.__annotations__[name] == _TABLE)
 """Fields whose arrays may also come as .npy files."""
 
@@ -149,6 +149,24 @@ class FormFields(BaseModel):
                 raise VLLMValidationError(message, "guided_whitespace_pattern", self.guided_whitespace_pattern)
             forms["guided_whitespace_pattern"] = {"whitespace_pattern": self.guided_whitespace_pattern}
         return _joined(forms) if len(forms) > 1 else next(iter(forms.values()), None)
+
+    @contextmanager
+    def named_form(self) -> Iterator[None]:
+        """Errors about structured_outputs as those of the field that says what it is."""
+        try:
+            yield
+        except VLLMValidationError as error:
+            names = [name for name in (*GUIDED, "response_format") if getattr(self, name) is not None]
+            if error.parameter != "structured_outputs" or len(names) != 1 or getattr(self, "structured_outputs", None):
+                raise
+            (name,) = names
+            kind = "json" if name == "response_format" else GUIDED[name]
+            place = "response_format.json_schema.schema" if name == "response_format" else name
+            # A grammar of calls is of the tools, not of this field.
+            said = f"structured_outputs.{kind}"
+            if said not in error.args[0]:
+                raise
+            raise VLLMValidationError(error.args[0].replace(said, place, 1), name, error.value) from None
 
 
 def _joined(forms: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -260,7 +260,8 @@ class InputProcessor:
         if own.structured_outputs is not None:
             own.grammar = self.compile_grammar(own.structured_outputs)
             check_readable(config, own, prompt_len)
-        validate_params(config.logits_processors, own)
+        if config.logits_processors:
+            validate_params(config.logits_processors, own)
         reads_processed = own.num_logprobs is not None and (own.logprobs_mode or "").startswith("processed")
         if own.trace_decode_token_ids is None and (own.max_tokens != 0 or reads_processed):
             check_a_token_is_left(own, self.eos_token_ids, config.vocab_size)

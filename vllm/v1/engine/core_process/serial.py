@@ -3,7 +3,7 @@ else its arrays) as frames of their own, once for all requests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -112,27 +112,39 @@ def encode_outputs(outputs: Sequence[EngineCoreOutput], extra: Any = None) -> li
     return [_encoder.encode((layouts, extra, msgspec.Raw(rows))), *frames]
 
 
+class OutputDecoder:
+    """The inverse of `encode_outputs`, for one thread."""
+
+    def __init__(self) -> None:
+        # Made once: it takes longer to make than to decode a step of one request.
+        self._rows = msgspec.msgpack.Decoder(list[EngineCoreOutput], dec_hook=self._received)
+        self._lists: list[LogprobsLists] = []
+
+    def decode(self, frames: Sequence[Frame]) -> tuple[list[EngineCoreOutput], Any]:
+        """The outputs and `extra`; the arrays are read-only views of the frames."""
+        layouts, extra, rows = _header_decoder.decode(frames[0])
+        data = iter(frames[1:])
+        self._lists = [_lists_of(layout, data) for layout in layouts]
+        outputs = self._rows.decode(rows)
+        for output in outputs:
+            if output.pooling_output is not None:
+                shape, values = output.pooling_output
+                output.pooling_output = torch.frombuffer(bytearray(values), dtype=torch.float32).view(shape)
+        return outputs, extra
+
+    def _received(self, kind: type, value: Any) -> Any:
+        return self._lists[value] if kind is LogprobsLists else slice(*value)
+
+
 def decode_outputs(frames: Sequence[Frame]) -> tuple[list[EngineCoreOutput], Any]:
-    """The inverse of `encode_outputs`; the arrays are read-only views of the frames."""
-    layouts, extra, rows = _header_decoder.decode(frames[0])
-    data = iter(frames[1:])
-    lists = []
-    for num_topk, has_entropy, shapes in layouts:
-        values: list[Any] = [
-            None if each is None else np.ndarray(each[1], each[0], buffer=next(data)) for each in shapes
-        ]
-        if len(values) == 1:
-            lists.append(LogprobsLists.of_table(values[0], num_topk, has_entropy))
-        else:
-            token_ids, logprobs, logits, ranks, lse, entropy = values
-            lists.append(LogprobsLists(token_ids, logprobs, logits, ranks, lse, num_topk, entropy))
+    """See OutputDecoder."""
+    return OutputDecoder().decode(frames)
 
-    def received(kind: type, value: Any) -> Any:
-        return lists[value] if kind is LogprobsLists else slice(*value)
 
-    outputs = msgspec.msgpack.decode(rows, type=list[EngineCoreOutput], dec_hook=received)
-    for output in outputs:
-        if output.pooling_output is not None:
-            shape, values = output.pooling_output
-            output.pooling_output = torch.frombuffer(bytearray(values), dtype=torch.float32).view(shape)
-    return outputs, extra
+def _lists_of(layout: Sequence[Any], data: Iterator[Frame]) -> LogprobsLists:
+    num_topk, has_entropy, shapes = layout
+    values: list[Any] = [None if each is None else np.ndarray(each[1], each[0], buffer=next(data)) for each in shapes]
+    if len(values) == 1:
+        return LogprobsLists.of_table(values[0], num_topk, has_entropy)
+    token_ids, logprobs, logits, ranks, lse, entropy = values
+    return LogprobsLists(token_ids, logprobs, logits, ranks, lse, num_topk, entropy)
