@@ -37,7 +37,8 @@ PORTABLE = "portable"
 LEVELS = {
     "avx2": {"avx2", "fma"},
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
-    "avx512_bf16": {"avx512_bf16", "avx512_vnni", "avx512vbmi"},
+    "avx512_vnni": {"avx512_vnni"},
+    "avx512_bf16": {"avx512_bf16", "avx512vbmi"},
     "avx512_fp16": {"avx512_fp16"},
     "amx": {"amx_tile", "amx_bf16", "amx_int8"},
 }

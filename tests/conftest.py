@@ -118,6 +118,14 @@ def one_thread_a_rank() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of make_tiny_model, which no test changes."""
+    from tiny_llm import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
 def llm() -> LLM:
     """The embedded model, loaded once for the commands and examples that need a real one."""
     from vllm import LLM

@@ -39,7 +39,8 @@ def test_levels_are_those_of_the_library(build: ModuleType) -> None:
         ("avx2 fma f16c", "avx2"),
         ("avx2", "portable"),
         ("avx2 fma avx512f avx512bw avx512vl", "avx2"),
-        ("avx2 fma avx512f avx512bw avx512vl avx512dq avx512_vnni", "avx512"),
+        ("avx2 fma avx512f avx512bw avx512vl avx512dq", "avx512"),
+        ("avx2 fma avx512f avx512bw avx512vl avx512dq avx512_vnni avx512vbmi", "avx512_vnni"),
         (ZEN_4, "avx512_bf16"),
         (ZEN_4 + " amx_bf16 avx512_fp16", "avx512_fp16"),
         (ZEN_4 + " avx512_fp16 amx_tile amx_bf16 amx_int8", "amx"),
@@ -107,13 +108,13 @@ def test_the_library_has_the_level_of_this_machine(build: ModuleType, request: p
 @pytest.mark.parametrize(
     ("compiled", "highest", "used"),
     [
-        ((0, 3), "avx2", "portable"),
-        ((0, 3), "avx512", "portable"),
-        ((0, 3), "avx512_bf16", None),
-        ((3,), "portable", "avx512_bf16"),
-        ((3,), "avx512", "avx512_bf16"),
-        ((3,), "avx512_bf16", None),
-        ((3,), "amx", None),
+        ((0, 4), "avx2", "portable"),
+        ((0, 4), "avx512_vnni", "portable"),
+        ((0, 4), "avx512_bf16", None),
+        ((4,), "portable", "avx512_bf16"),
+        ((4,), "avx512_vnni", "avx512_bf16"),
+        ((4,), "avx512_bf16", None),
+        ((4,), "amx", None),
     ],
 )
 def test_a_level_that_was_not_compiled_is_a_warning(

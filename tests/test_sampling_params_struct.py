@@ -64,6 +64,20 @@ def test_copies():
     assert (params.stop, params.logprob_token_ids) == (["a"], [3])
 
 
+def test_msgspec_reads_what_it_writes():
+    form = StructuredOutputsParams(choice=["a"])
+    params = SamplingParams(n=2, stop=["a"], prompt_logprob_token_ids=[[1], [2, 3]], structured_outputs=form)
+    for read in (
+        msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams),
+        msgspec.json.decode(msgspec.json.encode(params), type=SamplingParams),
+        msgspec.convert(msgspec.to_builtins(params), SamplingParams),
+    ):
+        assert read == params
+    assert msgspec.convert({"logprob_token_ids": [5, 9]}, SamplingParams).logprob_token_ids_np.tolist() == [5, 9]
+    with pytest.raises(msgspec.ValidationError, match="temperature must be in"):
+        msgspec.convert({"temperature": -1.0}, SamplingParams)
+
+
 @pytest.mark.parametrize(
     ("params", "kind"),
     [

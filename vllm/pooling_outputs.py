@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from typing_extensions import Self
 
 from vllm.exceptions import GenerationError, VLLMValidationError
 
@@ -163,37 +165,36 @@ class ScoringOutput:
         return ScoringOutput(float(data))
 
 
-class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+class _ReadOutput(PoolingRequestOutput[_O]):
+    """A request whose tensor is read as `kind`; where it has failed, as `nothing`."""
+
+    kind: ClassVar[Any]
+    nothing: ClassVar[Any] = []
+
+    @classmethod
+    def from_base(cls, request_output: PoolingRequestOutput) -> Self:
+        """The same request with its tensor read; errors as of the kind's own."""
+        is_lost = request_output.error is not None
+        outputs = cls.kind(cls.nothing) if is_lost else cls.kind.from_base(request_output.outputs)
+        return cls(**{**vars(request_output), "outputs": outputs})
+
+
+class EmbeddingRequestOutput(_ReadOutput[EmbeddingOutput]):
     """The embedding of one prompt."""
 
-    @staticmethod
-    def from_base(request_output: PoolingRequestOutput) -> EmbeddingRequestOutput:
-        """The same request with its tensor read as an embedding."""
-        return EmbeddingRequestOutput(**_read(request_output, EmbeddingOutput, []))
+    kind = EmbeddingOutput
 
 
-class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+class ClassificationRequestOutput(_ReadOutput[ClassificationOutput]):
     """The class probabilities of one prompt."""
 
-    @staticmethod
-    def from_base(request_output: PoolingRequestOutput) -> ClassificationRequestOutput:
-        """The same request with its tensor read as class probabilities."""
-        return ClassificationRequestOutput(**_read(request_output, ClassificationOutput, []))
+    kind = ClassificationOutput
 
 
-class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+class ScoringRequestOutput(_ReadOutput[ScoringOutput]):
     """The score of one pair of texts."""
 
-    @staticmethod
-    def from_base(request_output: PoolingRequestOutput) -> ScoringRequestOutput:
-        """The same request with its tensor read as a score."""
-        return ScoringRequestOutput(**_read(request_output, ScoringOutput, 0.0))
-
-
-def _read(output: PoolingRequestOutput, kind: Any, nothing: Any) -> dict[str, Any]:
-    """The fields of an output whose tensor is read as `kind`; where the request has failed, as `nothing`."""
-    outputs = kind(nothing) if output.error is not None else kind.from_base(output.outputs)
-    return {**vars(output), "outputs": outputs}
+    kind, nothing = ScoringOutput, 0.0
 
 
 def _vector(output: PoolingOutput, what: str) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from enum import Enum, IntEnum
 from functools import cached_property
@@ -159,7 +159,7 @@ class SamplingParams(Struct, dict=True):
     # Completions and chat count the most likely tokens in ways of their own.
     logprobs: Annotated[int | None, row.top_logprobs(at=At.IDS)] = None
     prompt_logprobs: Annotated[int | None, row.top_logprobs()] = None
-    prompt_logprob_token_ids: Annotated[list[int] | list[list[int]] | np.ndarray | None, row.id_rows(
+    prompt_logprob_token_ids: Annotated[Sequence[int | list[int]] | None, row.id_rows(
         about="Ids to read at all prompt positions, or a row of ids a position, with -1 as padding.")] = None
     prompt_logprob_start: Annotated[int | None, row.integer(0)] = None
     logprob_token_ids: Annotated[list[int] | None, row.token_ids(

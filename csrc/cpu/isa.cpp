@@ -33,6 +33,10 @@ constexpr bool is_compiled(Isa level) {
     case Isa::avx512:
       return true;
 #endif
+#ifdef VLLM_HAVE_AVX512_VNNI
+    case Isa::avx512_vnni:
+      return true;
+#endif
 #ifdef VLLM_HAVE_AVX512_BF16
     case Isa::avx512_bf16:
       return true;
@@ -73,9 +77,10 @@ bool cpu_adds(Isa level) {
     case Isa::avx512:
       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    case Isa::avx512_vnni:
+      return __builtin_cpu_supports("avx512vnni");
     case Isa::avx512_bf16:
-      return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") &&
-             __builtin_cpu_supports("avx512vbmi");
+      return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
     default:
       break;
   }
@@ -117,6 +122,7 @@ Isa initial() {
   if (std::strcmp(wanted, "portable") == 0) return capped(Isa::portable);
   if (std::strcmp(wanted, "avx2") == 0) return capped(Isa::avx2);
   if (std::strcmp(wanted, "avx512") == 0) return capped(Isa::avx512);
+  if (std::strcmp(wanted, "avx512_vnni") == 0) return capped(Isa::avx512_vnni);
   if (std::strcmp(wanted, "avx512_bf16") == 0) return capped(Isa::avx512_bf16);
   if (std::strcmp(wanted, "avx512_fp16") == 0) return capped(Isa::avx512_fp16);
   return capped(kWidest);

@@ -12,6 +12,9 @@ namespace portable = avx2;
 #elif defined(VLLM_HAVE_AVX512)
 namespace avx512 {}
 namespace portable = avx512;
+#elif defined(VLLM_HAVE_AVX512_VNNI)
+namespace avx512_vnni {}
+namespace portable = avx512_vnni;
 #else
 namespace avx512_bf16 {}
 namespace portable = avx512_bf16;
@@ -26,10 +29,18 @@ namespace avx512 {}
 #else
 namespace avx512 = avx2;
 #endif
+// This level has kernels of its own only where products of bytes pay, unless the level below it was not compiled.
+#ifdef VLLM_HAVE_AVX512_VNNI
+namespace avx512_vnni {
+using namespace avx512;
+}
+#else
+namespace avx512_vnni = avx512;
+#endif
 #ifdef VLLM_HAVE_AVX512_BF16
 namespace avx512_bf16 {}
 #else
-namespace avx512_bf16 = avx512;
+namespace avx512_bf16 = avx512_vnni;
 #endif
 // This level has kernels of its own only where float16 arithmetic pays: kernels.h declares them.
 #ifdef VLLM_HAVE_AVX512_FP16
@@ -48,7 +59,7 @@ using namespace avx512_fp16;
 namespace amx = avx512_fp16;
 #endif
 
-enum class Isa : int { none = -1, portable = 0, avx2 = 1, avx512 = 2, avx512_bf16 = 3, avx512_fp16 = 4, amx = 5 };
+enum class Isa : int { none = -1, portable = 0, avx2 = 1, avx512 = 2, avx512_vnni = 3, avx512_bf16 = 4, avx512_fp16 = 5, amx = 6 };
 constexpr Isa kWidest = Isa::amx;
 
 // The level in use: the widest that was compiled, that this machine runs and that VLLM_CPU_ISA allows, or else the
@@ -63,7 +74,7 @@ Isa set_isa(Isa level);
 bool has_fast_bf16_dot();
 
 template <typename F>
-F* pick(F* portable, F* avx2, F* avx512, F* avx512_bf16, F* avx512_fp16, F* amx) {
+F* pick(F* portable, F* avx2, F* avx512, F* avx512_vnni, F* avx512_bf16, F* avx512_fp16, F* amx) {
   switch (current_isa()) {
     case Isa::amx:
       return amx;
@@ -71,6 +82,8 @@ F* pick(F* portable, F* avx2, F* avx512, F* avx512_bf16, F* avx512_fp16, F* amx)
       return avx512_fp16;
     case Isa::avx512_bf16:
       return avx512_bf16;
+    case Isa::avx512_vnni:
+      return avx512_vnni;
     case Isa::avx512:
       return avx512;
     case Isa::avx2:
@@ -97,15 +110,23 @@ F* pick(F* portable, F* avx2, F* avx512, F* avx512_bf16, F* avx512_fp16, F* amx)
 #else
 #define VLLM_FOR_AVX512(DECLARE)
 #endif
+// The kernels of a level call those of their own.
+#if defined(VLLM_HAVE_AVX512_VNNI) && (!defined(VLLM_HAVE_AVX512) || defined(VLLM_ISA))
+#define VLLM_FOR_AVX512_VNNI(DECLARE) DECLARE(avx512_vnni)
+#else
+#define VLLM_FOR_AVX512_VNNI(DECLARE)
+#endif
 #ifdef VLLM_HAVE_AVX512_BF16
 #define VLLM_FOR_AVX512_BF16(DECLARE) DECLARE(avx512_bf16)
 #else
 #define VLLM_FOR_AVX512_BF16(DECLARE)
 #endif
 #define VLLM_FOR_EACH_ISA(DECLARE) \
-  VLLM_FOR_PORTABLE(DECLARE) VLLM_FOR_AVX2(DECLARE) VLLM_FOR_AVX512(DECLARE) VLLM_FOR_AVX512_BF16(DECLARE)
+  VLLM_FOR_PORTABLE(DECLARE) VLLM_FOR_AVX2(DECLARE) VLLM_FOR_AVX512(DECLARE) VLLM_FOR_AVX512_VNNI(DECLARE) \
+  VLLM_FOR_AVX512_BF16(DECLARE)
 
 // The kernel `name` of the level in use.
 #define VLLM_KERNEL(name)                                                                          \
   (::vllm_cpu::pick(&::vllm_cpu::portable::name, &::vllm_cpu::avx2::name, &::vllm_cpu::avx512::name, \
-                    &::vllm_cpu::avx512_bf16::name, &::vllm_cpu::avx512_fp16::name, &::vllm_cpu::amx::name))
+                    &::vllm_cpu::avx512_vnni::name, &::vllm_cpu::avx512_bf16::name, &::vllm_cpu::avx512_fp16::name, \
+                    &::vllm_cpu::amx::name))

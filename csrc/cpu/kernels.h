@@ -320,6 +320,15 @@ struct TopPArgs {
   }
 VLLM_FOR_EACH_ISA(VLLM_DECLARE_KERNELS)
 
+#ifdef VLLM_HAVE_AVX512_VNNI
+namespace vllm_cpu {
+namespace avx512_vnni {
+void linear_int8(const LinearArgs& args);
+void linear_quantized_int8(const LinearArgs& args);
+}  // namespace avx512_vnni
+}  // namespace vllm_cpu
+#endif
+
 #ifdef VLLM_HAVE_AVX512_FP16
 namespace vllm_cpu {
 namespace avx512_fp16 {

@@ -20,7 +20,7 @@ from vllm.attention import flashinfer
 from vllm.attention.backend import AttentionBackend
 from vllm.attention.options import AttentionOptions, LayerKind
 from vllm.attention.select import select_backend
-from vllm.v1.worker.gpu.replay.interface import Replay
+from vllm.v1.worker.gpu.replay.make import Replay
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="it is for the pretended device")
 

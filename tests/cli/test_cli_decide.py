@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import random
@@ -46,16 +45,6 @@ def loaded(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
     monkeypatch.setattr(score_run, "load", lambda args: tiny)
     monkeypatch.setattr(score_batches, "BATCH_ROWS", 8)
     return tiny
-
-
-@pytest.fixture
-def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors in the arguments or the data are to be said before a model loads."""
-
-    def refuse(args: argparse.Namespace) -> LLM:
-        raise AssertionError("the model was loaded")
-
-    monkeypatch.setattr(score_run, "load", refuse)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 from pathlib import Path
@@ -42,16 +41,6 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Lets commands take a model that is loaded already, in batches of 4."""
     monkeypatch.setattr(score_batches, "BATCH_ROWS", 4)
     return lambda llm: monkeypatch.setattr(score_run, "load", lambda args: llm)
-
-
-@pytest.fixture
-def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors in the arguments or the data are to be said before a model loads."""
-
-    def refuse(args: argparse.Namespace) -> LLM:
-        raise AssertionError("the model was loaded")
-
-    monkeypatch.setattr(score_run, "load", refuse)
 
 
 @pytest.fixture(autouse=True)

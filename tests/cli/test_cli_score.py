@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -35,16 +34,6 @@ def loaded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> LLM:
 def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     yield
-
-
-@pytest.fixture
-def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors in the arguments or the data are to be said before a model loads."""
-
-    def refuse(args: argparse.Namespace) -> LLM:
-        raise AssertionError("the model was loaded")
-
-    monkeypatch.setattr(score_run, "load", refuse)
 
 
 def _lines(path: str | Path) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from byte_tokenizer import VOCAB_SIZE, byte_ids
 from live_server import LiveServer
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 from transformers import AutoModelForCausalLM
 
 from vllm import LLM
@@ -44,11 +44,6 @@ ROLLOUTS = [make_rollout(index) for index in range(NUM_ROLLOUTS)]
 ROLLOUTS[TOO_LONG]["ids"] = [5] * 200
 ROLLOUTS[TOO_LONG]["text"] = "far too long " * 20
 ROLLOUTS[WRONG]["topk"][1] = [VOCAB_SIZE]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

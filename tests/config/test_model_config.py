@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tiny_llm import make_tiny_model
 
 from vllm.config import ModelConfig
 from vllm.tokenizers import cached_tokenizer_from_config
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 def test_the_folder_says_what_is_left_out(folder):

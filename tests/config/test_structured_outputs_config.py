@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import EngineArgs, SamplingParams
 from vllm.config import StructuredOutputsConfig
@@ -18,11 +18,6 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from byte_tokenizer import EOS, byte_ids
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.entrypoints.interrupts import InterruptsBetweenSteps
@@ -21,11 +21,6 @@ from vllm.exceptions import VLLMValidationError
 from vllm.tool_parsers import ToolParserManager
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -39,11 +39,6 @@ class Hiding:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
 def llm(folder):
     return make_tiny_llm(folder, worker_extension_cls=Extension)
 
@@ -97,6 +92,19 @@ def test_what_was_enqueued_comes_in_order(llm):
     assert [output.request_id for output in outputs] == [*first, *second]
     assert tokens(outputs)[:2] == tokens(llm.generate(["ab", "cd"], GREEDY))
     assert llm.wait_for_completion() == []
+
+
+def test_conversations_are_enqueued_as_chat_writes_them(llm):
+    conversations = [[{"role": "user", "content": each}] for each in ("ab", "cde")]
+    template = {"chat_template": "{% for m in messages %}<{{ m.content }}>{% endfor %}"}
+    first = llm.enqueue_chat(conversations, GREEDY, **template)
+    second = llm.enqueue_chat(conversations[0], GREEDY, **template, tokenization_kwargs={"truncate_prompt_tokens": 2})
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [output.request_id for output in outputs] == [*first, *second]
+    wanted = llm.chat(conversations, GREEDY, use_tqdm=False, **template)
+    assert [output.prompt_token_ids for output in outputs[:2]] == [output.prompt_token_ids for output in wanted]
+    assert tokens(outputs[:2]) == tokens(wanted)
+    assert outputs[2].prompt_token_ids == wanted[0].prompt_token_ids[-2:]
 
 
 def test_sampling_defaults_are_the_models(folder, tmp_path):

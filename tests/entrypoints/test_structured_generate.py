@@ -10,7 +10,7 @@ from typing import Any
 
 import pydantic
 import pytest
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import GuidedDecodingParams, StructuredOutputsParams
@@ -31,11 +31,6 @@ class Kind(str, enum.Enum):
 class Car(pydantic.BaseModel):
     kind: Kind
     doors: int = pydantic.Field(ge=2, le=5)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module", params=["auto", "guidance"])

@@ -54,6 +54,36 @@ def test_sharded_checkpoint(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
+@pytest.mark.parametrize("is_older", [False, True], ids=["safetensors", "bin"])
+def test_shards_without_an_index(tmp_path: Path, is_older: bool) -> None:
+    hf_model = make_hf_model("qwen2", "odd")
+    hf_model.save_pretrained(tmp_path, max_shard_size="100KB")
+    (tmp_path / "model.safetensors.index.json").unlink()
+    kind = "bin" if is_older else "safetensors"
+    if is_older:
+        for path in tmp_path.glob("*.safetensors"):
+            torch.save(load_file(path), path.with_suffix(".bin"))
+            path.unlink()
+    # A trainer leaves such files, and the same weights may be there under other names.
+    torch.save({"lr": torch.zeros(1)}, tmp_path / "optimizer.bin")
+    (tmp_path / "consolidated.safetensors").write_bytes(b"")
+    model, config = load_model(tmp_path)
+    prompts = random_prompts(config.vocab_size)
+    for got, want in zip(paged_logits(model, config, prompts), hf_logits(hf_model, prompts), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
+    next(tmp_path.glob("model-00002*")).unlink()
+    with pytest.raises(ValueError, match=rf"lacks the shard model-00002-of-\d+\.{kind} that model-00001.* is one of"):
+        load_model(tmp_path)
+
+
+def test_weights_in_one_file_of_another_name(llama: Path) -> None:
+    before, config = load_model(llama)
+    (llama / "model.safetensors").rename(llama / "weights.safetensors")
+    after, _ = load_model(llama)
+    prompts = random_prompts(config.vocab_size)
+    assert all(map(torch.equal, paged_logits(after, config, prompts), paged_logits(before, config, prompts)))
+
+
 def test_names_without_the_base_prefix_and_leftovers_are_accepted(llama: Path) -> None:
     before, config = load_model(llama)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from byte_tokenizer import VOCAB_SIZE, byte_ids
 from readings_reference import LOGPROB_TOLERANCE
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 from transformers import AutoModelForCausalLM
 
 from vllm import SamplingParams
@@ -16,11 +16,6 @@ from vllm.logprobs.divergence import LARGEST_MASS, TAIL_RESOLUTION, kl_terms, st
 
 IDS = byte_ids("a prompt of some length, read at once and in parts")
 NUM_ROWS = len(IDS) - 1
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

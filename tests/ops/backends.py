@@ -53,8 +53,8 @@ OPERATIONS = (
     "add_lora_embedding_",
 )
 
-# Beyond the level before it only products differ, which test_packed_linear.py tests.
-_OF_PRODUCTS = "cpp-avx512_bf16"
+# Beyond the levels before them only products differ, which tests of products run at every level.
+_OF_PRODUCTS = {"cpp-avx512_vnni", "cpp-avx512_bf16"}
 
 # On the CPU these run their references.
 WITHOUT_CPP = {"linear_readings"}
@@ -87,7 +87,7 @@ def backends(operation: str) -> list[str]:
     found = ["reference"]
     operators = cpu_ops()
     if operators is not None and hasattr(operators, operation):
-        found += [level for level in CPP_LEVELS if level != _OF_PRODUCTS]
+        found += [level for level in CPP_LEVELS if level not in _OF_PRODUCTS]
     return [*found, "triton"]
 
 

@@ -11,7 +11,7 @@ from quantized_models import PROMPTS, errors, generate, make_llm
 from test_quantized_experts import make_gpt_oss
 
 from vllm.layers.experts import asks_for_counts
-from vllm.v1.worker.gpu.replay.interface import Replay
+from vllm.v1.worker.gpu.replay.make import Replay
 
 
 def test_decode_steps_are_graphs(tmp_path: Path) -> None:

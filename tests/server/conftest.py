@@ -21,12 +21,6 @@ SHARED: tuple[dict[str, Any], ...] = ({"max_logprob_token_ids": -1}, FORCED)
 """Arguments of the engines that many files ask for."""
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model."""
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
 class Servers:
     """Applications over tiny engines, each in a thread of this process. Engines that are asked for with the same
     arguments and no folder are one, until the session ends, if they are among SHARED; others end with the module.

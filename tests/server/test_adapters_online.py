@@ -171,7 +171,7 @@ def test_a_damaged_adapter_is_400_and_changes_nothing(server, made, tmp_path):
     large = make_adapter(tmp_path / "large", made.model, rank=64)
     for path, problem in ((tmp_path / "nowhere", "adapter_config.json"), (large, "max_lora_rank")):
         error = refused(server, 400, "/v1/load_lora_adapter", lora_name="bad", lora_path=str(path))
-        assert problem in error["message"], error
+        assert problem in error["message"] and error["param"] == "lora_path", error
     assert server.run(server.engine.list_loras()) == before and names(server) == listed
 
 

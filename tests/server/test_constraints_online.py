@@ -149,3 +149,30 @@ def test_beams_with_constraints_are_those_of_offline(server, llm, path, own):
     (free,) = llm.generate([PROMPT], SamplingParams(temperature=0, **fields), use_tqdm=False)
     assert [each.token_ids for each in free.outputs] != [each.token_ids for each in wanted.outputs]
     assert not any(word in text_of(choice) for choice in choices for word in own.get("bad_words", []))
+
+
+BAD = {"type": "strng"}
+NAMED_FORMS = [
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": BAD}}}, "response_format"),
+    ({"guided_json": BAD}, "guided_json"),
+    ({"guided_regex": "("}, "guided_regex"),
+    ({"guided_grammar": "start: ("}, "guided_grammar"),
+    ({"structured_outputs": {"json": BAD}}, "structured_outputs"),
+]
+
+
+@pytest.mark.parametrize(("form", "name"), NAMED_FORMS, ids=[name for _, name in NAMED_FORMS])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_form_that_does_not_compile_is_named_as_its_field(server, path, form, name):
+    asked = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    template = {} if "prompt" in asked else {"chat_template": "{{ messages[0].content }}"}
+    answer = server.request("POST", path, json={"model": "tiny", **asked, **template, **form})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, name) and name in error["message"]
+
+
+def test_so_it_is_over_the_other_doors(server):
+    template = {"chat_template": "{{ messages[0].content }}"}
+    form = {"type": "json_schema", "name": "a", "schema": BAD}
+    body = {"model": "tiny", "input": "a", "text": {"format": form}, **template}
+    assert server.request("POST", "/v1/responses", json=body).json()["error"]["param"] == "text.format"

@@ -6,9 +6,11 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from vllm.exceptions import EngineDeadError
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.pooling_outputs import PoolingOutput, PoolingRequestOutput, RequestError
 from vllm.sampling_params import SamplingParams
 from vllm.server.errors import ApiError
 from vllm.server.serving.engine_requests import Submission
@@ -100,5 +102,17 @@ def test_whoever_leaves_early_ends_all():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+    run(play)
+
+
+def test_a_pooled_request_that_was_aborted_says_so():
+    async def play(engine, task, seen):
+        error = RequestError("aborted", "the request was aborted", retryable=True)
+        nothing = PoolingOutput(torch.empty(0))
+        engine.streams[0].put(PoolingRequestOutput("r", nothing, [1], 0, True, error=error))
+        with pytest.raises(ApiError, match="was aborted") as raised:
+            await task
+        assert (raised.value.status, raised.value.code) == (503, "aborted")
 
     run(play)

@@ -85,8 +85,31 @@ def test_a_forced_call_that_is_cut_leaves_no_text(server, monkeypatch, parser):
         answer, _ = asked(server, **body_of("required", max_tokens=max_tokens))
         (choice,) = answer["choices"]
         assert not choice["message"]["content"]
+        # Only one function can be meant, be its name written or not.
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"]["name"] == "weather_of_a_city" and choice["finish_reason"] == "length"
         events, _ = asked(server, **body_of("required", max_tokens=max_tokens, stream=True))
-        assert not any(choice["delta"].get("content") for each in events for choice in each["choices"])
+        deltas = [choice["delta"] for each in events for choice in each["choices"]]
+        assert not any(delta.get("content") for delta in deltas)
+        parts = [part["function"] for delta in deltas for part in delta.get("tool_calls") or ()]
+        assert [part["name"] for part in parts if part.get("name")] == ["weather_of_a_city"]
+        assert "".join(part.get("arguments") or "" for part in parts) == call["function"]["arguments"]
+
+
+def test_a_call_that_is_cut_before_its_name_is_unknown_among_several(server):
+    other = {"type": "function", "function": {"name": "weather_of_a_country"}}
+    answer, _ = asked(server, **{**body_of("required", max_tokens=1), "tools": [WEATHER, other]})
+    message = answer["choices"][0]["message"]
+    assert not message["content"] and not message.get("tool_calls")
+
+
+def test_a_call_that_is_cut_before_its_name_over_the_other_doors(server):
+    answer, _ = asked(server, "/v1/messages", **{**DOORS["/v1/messages"], "max_tokens": 1})
+    assert [(part["name"], part["input"]) for part in answer["content"]] == [("weather_of_a_city", {})]
+    assert answer["stop_reason"] == "max_tokens"
+    answer, _ = asked(server, "/v1/responses", **{**DOORS["/v1/responses"], "max_output_tokens": 1})
+    assert [(item["name"], item["arguments"]) for item in answer["output"]] == [("weather_of_a_city", "")]
+    assert answer["status"] == "incomplete"
 
 
 DOORS = {

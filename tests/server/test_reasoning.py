@@ -53,6 +53,16 @@ def test_reasoning_is_apart_from_the_content(server):
     assert "".join(each.get("content") or "" for each in deltas) == "\n\nYes."
 
 
+def test_a_mark_that_is_cut_before_a_form_is_no_content(server):
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "integer"}}}
+    for text in ("<", "<thi"):
+        assert not ask(server, text, response_format=form)["message"]["content"]
+        deltas = [chunk["delta"] for chunk in streamed(server, text, response_format=form)]
+        assert not any(each.get("content") for each in deltas)
+        assert ask(server, text)["message"]["content"] == text
+    assert ask(server, "7", response_format=form)["message"]["content"] == "7"
+
+
 def test_reasoning_may_be_left_out(server):
     message = ask(server, TEXT, include_reasoning=False)["message"]
     assert (message["content"], message["reasoning"]) == ("\n\nYes.", None)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from vllm.exceptions import VLLMValidationError
 from vllm.server import protocol
 from vllm.server.errors import ApiError
-from vllm.server.http.request_body import parse_body
+from vllm.server.http.routes import parse_body
 from vllm.server.protocol.base import RequestModel, check_names
 from vllm.server.protocol.generation import ChatCompletionRequest, CompletionRequest
 from vllm.server.protocol.messages import MessagesRequest

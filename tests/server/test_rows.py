@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 
-from vllm.server.rendering import logprobs, rows
-from vllm.server.rendering.rows import classic_row
+from vllm.server.rendering import logprobs
+from vllm.server.rendering.logprobs import classic_row
 from vllm.server.rendering.token_texts import TokenNames
 from vllm.server.rendering.written_json import Written, encode_parts, turn
 
@@ -26,7 +26,7 @@ def widen(monkeypatch):
     """Let rows have several parts, down to one entry a part."""
 
     def apply():
-        monkeypatch.setattr(rows, "ENTRIES_PER_TURN", 1)
+        monkeypatch.setattr(logprobs, "ENTRIES_PER_TURN", 1)
 
     return apply
 
@@ -66,7 +66,7 @@ def test_wide_rows_are_the_others_in_json(server, widen, path, body, stream):
 
 def test_equal_texts_in_different_parts(tmp_path, monkeypatch):
     """The chosen token has its text, then the first one that comes, across parts."""
-    monkeypatch.setattr(rows, "ENTRIES_PER_TURN", 2)
+    monkeypatch.setattr(logprobs, "ENTRIES_PER_TURN", 2)
     names = TokenNames(make_byte_tokenizer(tmp_path), as_ids=False)
     fragments = [i for i in range(VOCAB_SIZE) if names.texts([i]) == ["\ufffd"]][:3]
     letters = [i for i in range(VOCAB_SIZE) if names.texts([i]) in (["a"], ["b"])]

@@ -38,11 +38,15 @@ def test_flat_logprobs_of_a_caller_are_to_be_filled_and_the_engines_are_not():
     assert type(FlatLogprobs(None, 2)) is FlatLogprobs
 
 
-def test_a_renderer_is_refused_by_name():
-    from vllm import LLM
+def test_a_renderer_is_refused_by_name_and_is_not_there_to_those_who_ask():
+    from vllm import LLM, AsyncLLM
 
-    with pytest.raises(NotImplementedError, match=r"LLM\.renderer: rendering has no class of its own: use LLM\.chat"):
-        object.__new__(LLM).renderer  # noqa: B018 - the property raises
+    for kind in (LLM, AsyncLLM):
+        engine = object.__new__(kind)
+        message = rf"{kind.__name__}\.renderer: rendering has no class of its own: use LLM\.chat"
+        with pytest.raises(NotImplementedError, match=message):
+            engine.renderer  # noqa: B018 - the property raises
+        assert getattr(engine, "renderer", None) is None
 
 
 def test_prompts_become_dicts():

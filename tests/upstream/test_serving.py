@@ -11,7 +11,6 @@ import pytest
 from starlette.datastructures import State
 from starlette.requests import Request
 from tiny_adapters import make_adapter
-from tiny_llm import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from vllm import AsyncEngineArgs, AsyncLLM
@@ -34,11 +33,6 @@ from vllm.upstream.serving import _MODULES, _endpoint
 
 CHAT = [{"role": "user", "content": "the stop"}]
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 def serve(folder, work, frontend=None, **options):

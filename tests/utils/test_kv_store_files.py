@@ -287,6 +287,21 @@ def test_too_many_blocks_at_once_are_not_kept(tmp_path, monkeypatch):
     assert found(tmp_path, range(4)) == [0, 1]
 
 
+def test_what_was_evicted_before_it_was_found_can_be_written_again(tmp_path):
+    store = make(tmp_path)
+    for number in range(2):
+        store.write(key(number), block(number))
+    store.flush()
+    assert len(StoreFolder(tmp_path).clear()) == 1
+    store.write(key(2), block(2))
+    store.flush()
+    store.refresh()
+    assert [store.will_have(key(number)) for number in range(3)] == [False, False, True]
+    store.write(key(0), block(0))
+    store.close()
+    assert found(tmp_path, range(3)) == [0, 2]
+
+
 def test_a_lost_folder_is_made_again(tmp_path):
     store = make(tmp_path / "s")
     store.write(key(0), block(0))
@@ -315,6 +330,12 @@ def test_clear_takes_what_engines_write_too(tmp_path):
     store.write(key(1), block(1))
     store.close()
     assert found(tmp_path, range(2)) == [1]
+
+
+def test_clear_leaves_nothing_in_a_folder_that_is_no_store(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    assert StoreFolder(tmp_path).clear() == []
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

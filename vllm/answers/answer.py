@@ -87,6 +87,7 @@ class AnswerParser:
         most_calls: int | None = None,
         request: Any = None,
         only_calls: bool = False,
+        marker: str = "",
     ) -> None:
         """
         Args:
@@ -98,9 +99,10 @@ class AnswerParser:
             most_calls: further calls are left out.
             request: for parsers of others.
             only_calls: a form binds the answer to calls: what else its end may look like is a call that was cut.
+            marker: begins a thought before a form that nothing of it begins: a part of it is no content.
         """
         self.num_calls = 0
-        self._only_calls = only_calls
+        self._only_calls, self._marker = only_calls, marker
         self._most_calls = most_calls
         self._tools = None if form.tools is None else form.tools(tokenizer, tools)
         self._reasoning = None
@@ -163,10 +165,20 @@ class AnswerParser:
         if self._foreign_reasoning is not None:
             before, text = self._foreign_reasoning.finish()
             before += self._counted(self._machine.feed(text), (), is_last=False)
+        is_first = not self._parts
         last = self._counted(self._machine.finish(), (), is_last=True)
+        text = "".join(event.text for event in last if isinstance(event, Content))
+        if is_first and text and self._marker.startswith(text):
+            last, self._content_ends = [], []
         if self._only_calls:
-            last = [event for event in last if not isinstance(event, Content)]
+            calls: list[Event] = [event for event in last if not isinstance(event, Content)]
+            is_cut, last = len(calls) < len(last), calls
             self._content_ends = []
+            if is_cut and not self.num_calls and self._tools is not None and len(self._tools.plain_tools) == 1:
+                # No other function can be meant.
+                name = self._tools.plain_tools[0]["function"]["name"]
+                last += [CallStart(0, self._tools.make_id(name, 0), name), CallEnd(0)]
+                self.num_calls = 1
         return before + last
 
     def _read(self, reader: Reader) -> Iterator[Step]:
@@ -300,7 +312,7 @@ class _ForeignTools:
 
 class ContentPlaces:
     """Where the content of an answer stands in its text, as it comes: a `ContentReader` of stop strings
-    (vllm/v1/engine/stop_strings.py)."""
+    (vllm/v1/engine/detokenizer.py)."""
 
     def __init__(self, parser: AnswerParser) -> None:
         self.num_read = 0

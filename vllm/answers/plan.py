@@ -180,6 +180,7 @@ class AnswerPlan:
         self.choice = choice = ToolChoice.of(request)
         self.is_older = choice.field == "functions"
         self._holds_calls = False  # the form of answers
+        self._marker = ""  # of a thought that may stand before JSON
         budget = request.thinking_token_budget
         self._budget = None if budget in (None, -1) else budget
         if format.reasoning is None:
@@ -297,6 +298,8 @@ class AnswerPlan:
         if reasoning.ends_before_any and (form is None or self._holds_calls):
             end, more = reasoning.ends_before_any, []
         has_begun = is_inside or reasoning.is_implicit
+        if form is not None and not has_begun and form.kind[0] in ("json", "json_object"):
+            self._marker = begin
         # Other ends, as the answer's reader knows them: there a form could not begin.
         excluded = () if form is None or reasoning.has_channels else reasoning.also_ends
         if form is None:
@@ -354,4 +357,5 @@ class AnswerPlan:
         wants_pieces = bool(self._request.stream) if is_streamed is None else is_streamed
         only_calls = self.choice.mode == _ANY_CALL
         request = self._request
-        return AnswerParser(self.format, tokenizer, tools, opening, wants_pieces, self.choice.most, request, only_calls)
+        sizes = self.choice.most, request, only_calls, self._marker
+        return AnswerParser(self.format, tokenizer, tools, opening, wants_pieces, *sizes)

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar
@@ -27,6 +28,8 @@ class Registry(Generic[Kind]):
         self._package, self._base, self._what = package, base, what
         self._classes: dict[str, type[Kind]] = {}
         self._own: dict[str, type[Kind]] | None = None
+        # Each request asks for the same template, and each class has several texts to look for in it.
+        self.of_template = lru_cache(maxsize=16)(self._of_template)
 
     def names(self) -> list[str]:
         """All names, in order."""
@@ -43,7 +46,7 @@ class Registry(Generic[Kind]):
         """Each class once: others' first."""
         return list(dict.fromkeys([*self._classes.values(), *self._own_classes().values()]))
 
-    def of_template(self, template: str) -> type[Kind] | None:
+    def _of_template(self, template: str) -> type[Kind] | None:
         """The class all of whose `template_marks` a chat template has; of several, the one with more of them."""
         best, most = None, 0
         for each in self.classes():
@@ -63,6 +66,7 @@ class Registry(Generic[Kind]):
             if not force and each in self.names():
                 raise KeyError(f"{self._what} {each!r} is registered already")
             self._classes[each] = module
+        self.of_template.cache_clear()
         return module
 
     def import_file(self, path: str) -> ModuleType:

@@ -32,11 +32,10 @@ from vllm.utils.checks import check_neutral
 from vllm.utils.device import usable_cores
 from vllm.utils.function_pickle import pickled
 from vllm.utils.ray_utils import current_placement_group
-from vllm.v1.engine.adapters import distinct, once
 from vllm.v1.engine.calls import EngineCalls, check_pause_mode, routed
 from vllm.v1.engine.core_process.client import CoreClient
 from vllm.v1.engine.core_process.start import CoreProcessHandle, end_core, start_core, with_replicas
-from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer, with_notes
+from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, distinct, load_tokenizer, once, with_notes
 from vllm.v1.engine.llm_engine import check_executor_class
 from vllm.v1.engine.output_processor import id_in_use_error
 from vllm.v1.engine.replica import Replica, RequestStream

@@ -323,9 +323,6 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
         Raises:
             VLLMValidationError: as in `generate`; also malformed messages, or no template or one that fails on them.
         """
-        options = dict(tokenization_kwargs or {})
-        if options.get("add_special_tokens") is None:
-            options["add_special_tokens"] = False
         prompts = self._written(
             messages,
             chat_template=chat_template or self._chat_template,
@@ -341,7 +338,44 @@ class LLM(BlockingCalls, PoolingOfflineMixin):
             use_tqdm=use_tqdm,
             lora_request=lora_request,
             priority=priority,
-            tokenization_kwargs=options,
+            tokenization_kwargs=_of_template(tokenization_kwargs),
+            mm_processor_kwargs=mm_processor_kwargs,
+        )
+
+    def enqueue_chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        priority: int | Sequence[int] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Queue conversations for `wait_for_completion`; returns the requests' ids. Arguments and errors are those of
+        `chat`."""
+        prompts = self._written(
+            messages,
+            chat_template=chat_template or self._chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            content_format=chat_template_content_format,
+        )
+        return self.enqueue(
+            prompts,
+            sampling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            priority=priority,
+            tokenization_kwargs=_of_template(tokenization_kwargs),
             mm_processor_kwargs=mm_processor_kwargs,
         )
 
@@ -588,6 +622,14 @@ def _with_options(prompts: list[Any], options: Mapping[str, Any] | None) -> list
         for each in prompts
     )
     return [{"mm_processor_kwargs": options, **each} for each in dicts]
+
+
+def _of_template(tokenization_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The same for a template's text, which has the special tokens already."""
+    options = dict(tokenization_kwargs or {})
+    if options.get("add_special_tokens") is None:
+        options["add_special_tokens"] = False
+    return options
 
 
 def _as_prompt_list(prompts: Any) -> list[Any]:

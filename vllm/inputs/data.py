@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from typing_extensions import NotRequired
 
@@ -14,17 +14,6 @@ MultiModalDataDict = Mapping[str, Any]
 """Media by kind ("image", "video", "audio"): one item or a list of them."""
 MultiModalUUIDDict = Mapping[str, Sequence[str | None] | str]
 """A name for each of these items."""
-ModalityData = Any
-"""One item of a kind, a list of them, or None."""
-
-
-class MultiModalDataBuiltins(TypedDict, total=False):
-    """The kinds of media that upstream knows."""
-
-    image: Any
-    video: Any
-    audio: Any
-    vision_chunk: Any
 
 
 class _PromptOptions(TypedDict):
@@ -76,54 +65,6 @@ class ExplicitEncoderDecoderPrompt(TypedDict):
     decoder_prompt: str | list[int] | TextPrompt | TokensPrompt | None
 
 
-class TokensInput(TypedDict):
-    """A prompt that is tokenised, as a renderer hands it on."""
-
-    type: Literal["token"]
-    prompt_token_ids: list[int]
-    prompt: NotRequired[str]
-    prompt_token_offsets: NotRequired[list[tuple[int, int]] | None]
-    arrival_time: NotRequired[float]
-    cache_salt: NotRequired[str]
-
-
-def tokens_input(
-    prompt_token_ids: list[int], *, prompt: str | None = None, cache_salt: str | None = None
-) -> TokensInput:
-    """A TokensInput of these ids."""
-    made: TokensInput = {"type": "token", "prompt_token_ids": prompt_token_ids}
-    if prompt is not None:
-        made["prompt"] = prompt
-    if cache_salt is not None:
-        made["cache_salt"] = cache_salt
-    return made
-
-
-class EmbedsInput(TypedDict):
-    """A prompt as embeddings, as a renderer hands it on; `is_token_ids` is EmbedsPrompt's `prompt_is_token_ids`."""
-
-    type: Literal["embeds"]
-    prompt_embeds: torch.Tensor
-    prompt: NotRequired[str]
-    prompt_token_ids: NotRequired[list[int]]
-    is_token_ids: NotRequired[list[bool]]
-    arrival_time: NotRequired[float]
-    cache_salt: NotRequired[str]
-
-
-def embeds_input(
-    prompt_embeds: torch.Tensor, *, prompt: str | None = None, cache_salt: str | None = None
-) -> EmbedsInput:
-    """An EmbedsInput of these embeddings, [num_tokens, hidden_size]."""
-    made: EmbedsInput = {"type": "embeds", "prompt_embeds": prompt_embeds}
-    if prompt is not None:
-        made["prompt"] = prompt
-    if cache_salt is not None:
-        made["cache_salt"] = cache_salt
-    return made
-
-
 SingletonPrompt = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt
 DictPrompt = TextPrompt | TokensPrompt | EmbedsPrompt | ExplicitEncoderDecoderPrompt
 PromptType = SingletonPrompt | ExplicitEncoderDecoderPrompt
-EngineInput = TokensInput | EmbedsInput

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from vllm import envs
 from vllm.config import ModelConfig
+from vllm.config.checkpoint.mapped_tensors import stored_files, tensor_places
 from vllm.config.checkpoint.shards import shard_files
-from vllm.config.checkpoint.tensor_places import stored_files, tensor_places
 from vllm.config.load import reads_folder
 from vllm.distributed.communicator import Communicator
 from vllm.distributed.parallel_state import get_tp_group

@@ -34,7 +34,7 @@ LIBRARY = Path(__file__).resolve().parent.parent / "_cpu_ops.so"
 
 _IMPLEMENTATIONS = ("cpp", "triton", "reference")
 # Narrowest first; the library holds every kernel once for each of them that the compiler could make.
-ISA_LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "avx512_fp16", "amx")
+ISA_LEVELS = ("portable", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx")
 
 _forced: Implementation | None = None
 

@@ -45,10 +45,15 @@ def copy_blocks_(source_ids: Tensor, target_ids: Tensor, source: BlockParts, tar
         wide(other, width).index_copy_(0, target_ids, wide(own, width).index_select(0, source_ids))
 
 
+def row_parts(rows: Tensor, of: BlockParts) -> BlockParts:
+    """Rows, uint8 [N, size], as blocks with the parts of those `of`, one after the other."""
+    return block_parts(rows.split(of.table[2].tolist(), dim=1))
+
+
 def take_blocks_(rows: Tensor, ids: Tensor, source: BlockParts) -> Tensor:
     """Copy the blocks ids of `source`, int64 [N], on a CPU, to rows, uint8 [N, size], one part after the other.
     Returns `block_sums` of the rows."""
-    target, numbers = block_parts(rows.split(source.table[2].tolist(), dim=1)), torch.arange(len(ids))
+    target, numbers = row_parts(rows, source), torch.arange(len(ids))
     if implementation(rows) == "cpp":
         sums = torch.empty(len(ids), dtype=torch.int64)
         _copy(ids, numbers, source, target, sums)

@@ -244,13 +244,19 @@ def check_repetition_detection(value: Any) -> RepetitionDetectionParams | None:
         return None
     if not isinstance(given, Mapping):
         raise wrong_type(name, value, "a RepetitionDetectionParams")
-    known = [item.name for item in fields(RepetitionDetectionParams)]
-    for key, each in given.items():
-        if key not in known and not asks_for_nothing(each):
-            raise VLLMValidationError(f"{name} has no field {shown(key)}; it has {', '.join(known)}", name, key)
+    known = _known_names(name, given, RepetitionDetectionParams)
     numbers = {key: check_integer(key, each, 0, 2**31 - 1) for key, each in given.items() if key in known}
     params = RepetitionDetectionParams(**numbers)
     return params if params.max_pattern_size else None
+
+
+def _known_names(name: str, given: Mapping[str, Any], kind: type) -> list[str]:
+    """The fields of a class. VLLMValidationError: another one is given, and asks for something."""
+    known = [item.name for item in fields(kind)]
+    for key, each in given.items():
+        if key not in known and not asks_for_nothing(each):
+            raise VLLMValidationError(f"{name} has no field {shown(key)}; it has {', '.join(known)}", name, key)
+    return known
 
 
 def is_neutral(params: StructuredOutputsParams | GuidedDecodingParams | None) -> bool:
@@ -275,11 +281,8 @@ def check_structured(name: str, value: Any) -> StructuredOutputsParams | None:
         return value
     if not isinstance(value, Mapping):
         raise wrong_type(name, value, "a StructuredOutputsParams")
-    known_names = [item.name for item in fields(StructuredOutputsParams)]
-    for key, each in value.items():
-        if key not in known_names and not asks_for_nothing(each):
-            raise VLLMValidationError(f"{name} has no field {shown(key)}; it has {', '.join(known_names)}", name, key)
-    given = {key: value[key] for key in known_names if value.get(key) is not None}
+    names = _known_names(name, value, StructuredOutputsParams)
+    given = {key: value[key] for key in names if value.get(key) is not None}
     if given.get("json_object") is False:
         del given["json_object"]
     return StructuredOutputsParams(**given) if any(kind in given for kind in (*KINDS, "thinking")) else None

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from vllm import envs
 from vllm.answers.answer import AUTO, AnswerFormat
-from vllm.answers.prompts.template_source import chosen_template
+from vllm.answers.prompts.content_forms import chosen_template
 from vllm.answers.prompts.tool_prompts import shows_tools
 from vllm.answers.tool_parsers import ToolParserManager
 from vllm.decisions.calibration import Calibration

@@ -30,12 +30,12 @@ def _save_sharded_state(self: Any, path: str, pattern: str | None = None, max_si
 def _renderer(self: Any) -> NoReturn:
     """
     Raises:
-        NotImplementedError: always.
+        AbsentAttributeError: always.
     """
     from vllm.upstream.table import table
-    from vllm.upstream.utils.unserved import refuse
+    from vllm.upstream.utils.unserved import refuse_attribute
 
-    refuse("LLM.renderer", table().names["vllm.entrypoints.llm"]["LLM.renderer"].why)
+    refuse_attribute(f"{type(self).__name__}.renderer", table().names["vllm.entrypoints.llm"]["LLM.renderer"].why)
 
 
 def _flat_or_editable(cls: type, *args: Any, **fields: Any) -> Any:
@@ -216,6 +216,7 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = {
             "is_tracing_enabled": _is_tracing_enabled,
             "observability_config": property(lambda self: self.vllm_config.observability_config),
             "output_processor": _ITSELF,
+            "renderer": property(_renderer),
             "request_states": property(lambda self: dict.fromkeys(self.unfinished_request_ids)),
             "wait_for_requests_to_drain": _wait_for_requests_to_drain,
         }

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from vllm.config.checkpoint.text_part import WHOLE
-from vllm.inputs.data import tokens_input
 from vllm.inputs.text_options import text_options
 from vllm.models.registry import PAIRS, encoder_archs, pooling_kind, resolve_model_class
 from vllm.sampling_params import SamplingParams
+from vllm.upstream.inputs import tokens_input
 
 if TYPE_CHECKING:
     from torch import nn

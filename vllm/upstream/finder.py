@@ -23,6 +23,7 @@ _WITH_MORE = {
     "vllm.envs",
     "vllm.exceptions",
     "vllm.inputs",
+    "vllm.inputs.data",
     "vllm.logprobs",
     "vllm.tokenizers",
     "vllm.tracing",

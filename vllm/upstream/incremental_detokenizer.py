@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.tokenizers.text_streams import REPLACEMENT, continue_text, unfinished_ids
 from vllm.upstream.tokenizers.detokenizer_utils import convert_prompt_ids_to_tokens, detokenize_incrementally
-from vllm.v1.engine.stop_strings import check_stop_strings
+from vllm.v1.engine.detokenizer import check_stop_strings
 from vllm.v1.messages import EngineCoreRequest
 
 if TYPE_CHECKING:

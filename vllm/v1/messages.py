@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import InitVar, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.embeds import PromptEmbeds
@@ -13,10 +13,7 @@ from vllm.logprobs.lists import LogprobsRow, LogprobsRows
 from vllm.lora.request import LoRARequest
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    import torch
-
+from vllm.utils.struct import Struct
 
 FINISH_REASON_STRINGS = ("stop", "length", "abort", "error", "repetition")
 
@@ -67,8 +64,7 @@ class EngineCoreRequest:
                 raise VLLMValidationError(f"{name} must be None here: requests are of text, without it", name, value)
 
 
-@dataclass(slots=True)
-class EngineCoreOutput:
+class EngineCoreOutput(Struct, array_like=True):
     """A step's new tokens and readings of a request."""
 
     request_id: str
@@ -80,7 +76,7 @@ class EngineCoreOutput:
     error: str | None = None
     prompt_logprobs: list[LogprobsRows] | None = None  # further prompt positions that were read
     scheduled_time: float | None = None  # when it was first scheduled, in seconds on the monotonic clock
-    pooling_output: torch.Tensor | None = None  # float32, on the CPU
+    pooling_output: Any = None  # a tensor of float32 on the CPU, or None
     # One a new token, where it is read: logarithm of the probability of what the grammar allowed.
     allowed_mass: list[float] | None = None
     num_drafted: int = 0  # tokens that a step computed as drafts

@@ -9,7 +9,7 @@ from parsed_answers import parse, parse_cut
 from vllm.answers.answer import AnswerFormat, AnswerParser
 from vllm.answers.events import Content, Reasoning
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.reasoning import ReasoningParserManager
+from vllm.reasoning import ReasoningParser, ReasoningParserManager
 from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
 from vllm.tool_parsers import ToolParserManager
 
@@ -322,3 +322,19 @@ def test_the_template_shows_the_format(template):
     tools, reasoning = TEMPLATES[template]
     assert form.tools is (None if tools is None else ToolParserManager.get_tool_parser(tools))
     assert form.reasoning is (None if reasoning is None else ReasoningParserManager.get_reasoning_parser(reasoning))
+
+
+def test_a_class_that_is_registered_later_is_found_in_known_templates(monkeypatch):
+    template = "<think> and <ponder-well>"
+    assert ReasoningParserManager.of_template(template) is not Pondering
+    registry = ReasoningParserManager._registry
+    monkeypatch.setattr(registry, "_classes", dict(registry._classes))
+    ReasoningParserManager.register_module("pondering", module=Pondering)
+    try:
+        assert ReasoningParserManager.of_template(template) is Pondering
+    finally:
+        registry.of_template.cache_clear()
+
+
+class Pondering(ReasoningParser):
+    template_marks = ("<ponder-well>",)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from byte_tokenizer import make_byte_tokenizer
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import LLM, SamplingParams
 from vllm.decisions.params import DecisionParams
@@ -132,11 +132,6 @@ def time_limit(what: str) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, previous)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from byte_tokenizer import VOCAB_SIZE, byte_ids
 from models_util import random_prompts
 from preloaded import FORKED
 from readings_reference import assert_same_readings
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine, SamplingParams
 from vllm.exceptions import EngineDeadError, VLLMValidationError
@@ -27,11 +27,6 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.replica import RequestStream
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 def make_args(folder: Path, **fields) -> AsyncEngineArgs:

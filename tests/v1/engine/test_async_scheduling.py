@@ -7,18 +7,13 @@ import itertools
 import numpy as np
 import pytest
 from mixed_requests import results, workload
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.sample.logits_capturing_sampler import LogitsCapturingSampler
 
 ROUNDS = 3
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(autouse=True)

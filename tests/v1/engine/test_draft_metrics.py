@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import SamplingParams
 from vllm.outputs import RequestSpecDecodeMetrics
@@ -14,11 +14,6 @@ METHODS = [
     {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 4, **ALWAYS},
     {"method": "suffix", "suffix_decoding_max_tree_depth": 6, **ALWAYS},
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

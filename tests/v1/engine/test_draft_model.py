@@ -10,18 +10,13 @@ from byte_tokenizer import VOCAB_SIZE, make_byte_tokenizer
 from models_util import make_random_model, random_prompts
 from scripted_drafters import speculator_of
 from test_speculation import assert_same, drawing, run
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import LLM
 
 PROMPTS = [*random_prompts(VOCAB_SIZE, (1, 15, 16, 40)), "hello", "x y"]
 GREEDY = [drawing(temperature=0, max_tokens=40 + index, logprobs=1, ignore_eos=True) for index in range(6)]
 MIXED = [drawing(index, temperature=index % 2, logprobs=2, logprob_token_ids=[5]) for index in range(6)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from pretend_cuda import pretending
 from readings_reference import assert_matches, own_logits, reference_logits
 from safetensors.torch import load_file, save_file
 from thread_ranks import make_thread_llm
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 from torch import Tensor
 
 from vllm import LLM, EngineArgs, SamplingParams
@@ -27,11 +27,6 @@ SCALES = {0: (0.02, 0.5), 1: (1.7, 0.03)}
 PARAMS = SamplingParams(
     temperature=0, max_tokens=4, ignore_eos=True, logprobs=3, logprob_token_ids=[5, 90], prompt_logprobs=2
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

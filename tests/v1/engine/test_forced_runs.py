@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from byte_tokenizer import byte_id
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import LLM, SamplingParams
 from vllm.outputs import CompletionOutput
@@ -37,11 +37,6 @@ READS: dict[str, dict[str, Any]] = {
     "processed": {"logprobs": 2, "logprobs_mode": "processed_logprobs"},
     "wide": {"logprobs": -1},
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

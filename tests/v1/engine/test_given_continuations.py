@@ -7,21 +7,11 @@ import pytest
 from byte_tokenizer import VOCAB_SIZE, byte_ids
 from models_util import hf_logits, make_random_model, random_prompts
 from readings_reference import LOGPROB_TOLERANCE
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.v1.messages import EngineCoreRequest
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def tiny(folder):
-    return make_tiny_llm(folder, device="cpu")
 
 
 def generate(llm, prompts, params):

@@ -8,21 +8,11 @@ import torch
 from byte_tokenizer import VOCAB_SIZE, byte_ids
 from models_util import random_prompts
 from readings_reference import assert_same_readings
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def tiny(folder):
-    return make_tiny_llm(folder, device="cpu")
 
 
 @pytest.fixture(scope="module")

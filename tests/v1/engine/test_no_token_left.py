@@ -6,18 +6,13 @@ import numpy as np
 import pytest
 import torch
 from byte_tokenizer import EOS, byte_ids
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
 
 PROMPTS = [byte_ids(text) for text in ("ab", "the cat", "stop it now")]
 A, B = byte_ids("ab")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["synchronous", "async_scheduling"])

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import SamplingParams
 from vllm.v1.core.block_pool import hash_full_blocks
 
 COMMON = list(range(5, 5 + 37))
 """Two blocks of 16, and five tokens of the third."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 def readings(outputs) -> list[list[np.ndarray]]:

@@ -10,7 +10,7 @@ import torch
 from byte_tokenizer import VOCAB_SIZE, byte_ids
 from models_util import hf_logits, make_random_model, random_prompts
 from readings_reference import LOGPROB_TOLERANCE, TIE_DISTANCE, assert_same_prompts
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
@@ -20,16 +20,6 @@ from vllm.v1.features.hidden_cache.runner import HiddenCache
 from vllm.v1.worker.gpu.sample import prompt_logprob
 
 LENGTHS = (1, 16, 5, 37, 2, 50, 33)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def tiny(folder):
-    return make_tiny_llm(folder, device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import torch
 from byte_tokenizer import VOCAB_SIZE
 from models_util import hf_logits, make_random_model, random_prompts
 from readings_reference import LOGPROB_TOLERANCE
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
@@ -20,16 +20,6 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.messages import EngineCoreRequest
 
 START = 3
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def tiny(folder):
-    return make_tiny_llm(folder, device="cpu")
 
 
 def table_for(prompt: list[int], vocab_size: int, start: int = 0) -> np.ndarray:

@@ -9,9 +9,9 @@ from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RepetitionDetectionParams, RequestOutputKind
-from vllm.v1.core.sched.repetition import check_sequence_repetition, repeats_itself
 from vllm.v1.engine.core_process.serial import decode_request, encode_request
 from vllm.v1.messages import EngineCoreRequest
+from vllm.v1.request import check_sequence_repetition, repeats_itself
 
 PROMPT = byte_ids("a prompt")
 

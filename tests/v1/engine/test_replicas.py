@@ -14,7 +14,7 @@ import torch
 from byte_tokenizer import VOCAB_SIZE
 from models_util import random_prompts
 from readings_reference import assert_same_readings
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, RequestOutput, SamplingParams
 from vllm.config import ParallelConfig
@@ -24,11 +24,6 @@ from vllm.utils.device import usable_cores
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="every replica's process needs a core")
 
 LONG = SamplingParams(max_tokens=100, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @contextmanager

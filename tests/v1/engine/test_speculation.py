@@ -13,7 +13,7 @@ from layouts import needs_kernels
 from models_util import make_random_model, random_prompts
 from scripted_drafters import Guess, following, speculate
 from tiny_adapters import make_adapter
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
@@ -46,11 +46,6 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "lists": {"temperature": 1.0, "logit_bias": {7: 3.0}, "bad_words": ["e", "th"], "min_tokens": 9},
     "greedy lists": {"temperature": 0, "repetition_penalty": 1.2, "logit_bias": {7: 3.0}, "min_tokens": 9},
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from byte_tokenizer import VOCAB_SIZE
 from test_speculation import READS, assert_same, drawing, run
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import LLM, SamplingParams
 
@@ -19,11 +19,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "draft model": {"num_speculative_tokens": 3},
     "few at once": {"method": "ngram", "num_speculative_tokens": 5, "disable_by_batch_size": 8},
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

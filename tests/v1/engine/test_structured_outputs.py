@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 from transformers import AutoModelForCausalLM
 
 from vllm import LLM, SamplingParams
@@ -27,11 +27,6 @@ SCHEMA = {
     "additionalProperties": False,
 }
 COMPACT = {"disable_any_whitespace": True}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from byte_tokenizer import VOCAB_SIZE
 from models_util import hf_logits, make_random_model, random_prompts
 from readings_reference import LOGPROB_TOLERANCE, TIE_DISTANCE
 from thread_ranks import make_thread_llm
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import LLM, SamplingParams
 
@@ -53,11 +53,6 @@ def assert_right(output, rows: list[list[int]], logits: np.ndarray, start: int =
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return make_random_model("qwen3", "odd", tmp_path_factory.mktemp("odd"))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.mark.parametrize("chunk", [7, None])

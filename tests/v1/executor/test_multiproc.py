@@ -35,11 +35,6 @@ _NOTICE_SECONDS = 10.0
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[LLM]:
     llm = make_tiny_llm(folder, tensor_parallel_size=2)
     yield llm

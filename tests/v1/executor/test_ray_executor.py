@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import rank_faults
 from models_util import random_prompts
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import LLM, SamplingParams
 from vllm.exceptions import EngineDeadError
@@ -30,11 +30,6 @@ pytest.importorskip("ray", reason="Ray is not installed (pip install 'ray[data]'
 PROMPTS = [{"prompt_token_ids": prompt} for prompt in random_prompts(100, (5, 40, 2))]
 PARAMS = SamplingParams(max_tokens=5, temperature=0, logprobs=2, ignore_eos=True)
 _NOTICE_SECONDS = 10.0
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm.v1.features.build import ORDER, SCHEDULER_ORDER
 from vllm.v1.worker.gpu.guests import RunnerGuest, hooks
@@ -30,16 +30,11 @@ def rooms_of(guests: Any) -> list[str]:
     return [type(guest).__module__.split(".")[3] for guest in guests]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.mark.parametrize(
     ("fields", "absent"),
     [
         ({}, ASKED),
-        ({"enable_prefix_caching": False}, ASKED | {"hidden_cache"}),
+        ({"enable_prefix_caching": False}, ASKED | {"hidden_cache", "broken_prompts"}),
         (
             {"speculative_config": NGRAM, "enable_lora": True, "swap_space": 0.01, "enable_prompt_embeds": True},
             ASKED - {"drafts", "adapters", "prompt_embeds", "swap"},

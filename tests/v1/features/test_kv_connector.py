@@ -16,7 +16,7 @@ from prediction_models import Reference
 from preloaded import FORKED
 from thread_stages import make_staged_llm
 from tiny_adapters import make_adapter
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 from tiny_vision import make_vision_model, prompt_of_two
 from transformers import AutoModelForCausalLM
 
@@ -37,11 +37,6 @@ READS = SamplingParams(max_tokens=4, temperature=0.0, logprobs=8)
 # For models without a tokenizer.
 PROMPT_OF_50 = [1 + number % 50 for number in range(101)]
 UNREAD = SamplingParams(max_tokens=4, temperature=0.0, logprobs=8, detokenize=False)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(autouse=True)

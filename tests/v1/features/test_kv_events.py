@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import LLM, SamplingParams
 from vllm.config.kv_events import KVEventsConfig
@@ -17,11 +17,6 @@ from vllm.v1.features.kv_events.messages import AllBlocksCleared, BlockRemoved, 
 from vllm.v1.features.kv_events.publisher import END, EventPublisher, of_replica
 
 READS = SamplingParams(max_tokens=4, temperature=0.0)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

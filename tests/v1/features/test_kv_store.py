@@ -30,11 +30,6 @@ READS = SamplingParams(max_tokens=4, temperature=0.0, logprobs=8)
 NUM_BLOCKS = len(PREFIX) // 16
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"))
-
-
 def run(llm: LLM, prompts: list[list[int]] = PROMPTS, params: SamplingParams = READS, **fields: Any) -> list[Any]:
     return llm.generate([{"prompt_token_ids": each, **fields} for each in prompts], params, use_tqdm=False)
 
@@ -438,6 +433,26 @@ def test_a_request_that_ends_while_it_is_read_for_leaves_nothing(folder, tmp_pat
     engine.abort_request(["one"])
     assert not (guest._staged or guest._pending or guest._reads)
     assert readings(run(llm)) == readings(run(make_tiny_llm(folder)))
+    end(llm)
+
+
+def test_of_requests_that_wait_for_the_same_read_each_may_end(folder, tmp_path):
+    fill(folder, tmp_path)
+    llm = make_tiny_llm(folder, kv_store=str(tmp_path))
+    engine = llm.llm_engine
+    guest = engine.engine_core.scheduler.guests[-1]
+    for name, prompt in zip("abcd", (*PROMPTS, PROMPTS[0][:40]), strict=True):
+        engine.add_request(name, {"prompt_token_ids": prompt}, READS)
+    # The fourth's prefix is a part of what is read for the others.
+    assert len({*guest._reads.values()}) == 2 and len({*guest._pending.values()}) == 1
+    engine.abort_request(["a", "d"])
+    wait_for(guest._reads["b"].parts)
+    assert [request.request_id for request, _ in guest.prepared(False)] == ["b", "c"]
+    assert len(guest._staged) == NUM_BLOCKS
+    for name, num_staged in (("b", NUM_BLOCKS), ("c", 0)):
+        guest._release(name)
+        assert len(guest._staged) == num_staged
+    assert not (guest._pending or guest._reads or guest._reads_by_end or guest._done)
     end(llm)
 
 

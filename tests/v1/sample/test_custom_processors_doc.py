@@ -32,11 +32,11 @@ def files(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", range(len(SCRIPTS)))
-def test_a_script(files, tiny_folder, monkeypatch, number):
+def test_a_script(files, folder, monkeypatch, number):
     class SmallLLM(vllm.LLM):
         def __init__(self, model, **fields):
             assert model == "path/to/model"
-            super().__init__(str(tiny_folder), dtype="float32", **fields)
+            super().__init__(str(folder), dtype="float32", **fields)
 
         def generate(self, *args, **fields):
             return super().generate(*args, use_tqdm=False, **fields)
@@ -47,9 +47,9 @@ def test_a_script(files, tiny_folder, monkeypatch, number):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_module_forces_its_token(files, tiny_folder, name):
+def test_a_module_forces_its_token(files, folder, name):
     (class_name,) = re.findall(r"^class (\w+)", FILES[name], re.MULTILINE)
-    llm = make_tiny_llm(tiny_folder, logits_processors=[f"{name}:{class_name}"], max_num_seqs=2)
+    llm = make_tiny_llm(folder, logits_processors=[f"{name}:{class_name}"], max_num_seqs=2)
     params = [
         SamplingParams(max_tokens=1 + i, ignore_eos=True, seed=i, extra_args={"target_token": 50 + i} if i % 3 else {})
         for i in range(7)
@@ -59,11 +59,11 @@ def test_a_module_forces_its_token(files, tiny_folder, name):
         assert (set(output.outputs[0].token_ids) == {50 + i}) == bool(i % 3)
 
 
-def test_the_entry_point(files, tiny_folder):
+def test_the_entry_point(files, folder):
     ((entry, value),) = re.findall(r'^(\S+) = "(\S+)"$', PROJECT, re.MULTILINE)
     module = value.partition(":")[0]
     install(files, module, FILES[module], {entry: value})
-    llm = make_tiny_llm(tiny_folder)
+    llm = make_tiny_llm(folder)
     (output,) = llm.generate("a", SamplingParams(max_tokens=2, extra_args={"target_token": 42}), use_tqdm=False)
     assert output.outputs[0].token_ids == [42, 42]
 

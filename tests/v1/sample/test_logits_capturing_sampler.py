@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from byte_tokenizer import VOCAB_SIZE, byte_ids
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import LLM, SamplingParams
 from vllm.distributed.communicator import ALONE
@@ -17,11 +17,6 @@ from vllm.v1.sample.logits_capturing_sampler import LogitsCapturingSampler
 
 INDICES = [2, 0, VOCAB_SIZE - 1, 65, 2]
 PROMPTS = [byte_ids(text) for text in ("one", "a second, longer prompt", "3")]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

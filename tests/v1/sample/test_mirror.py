@@ -63,11 +63,11 @@ class Watch:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_mirror_agrees(tiny_folder, monkeypatch, seed):
+def test_the_mirror_agrees(folder, monkeypatch, seed):
     rng = np.random.default_rng(seed)
     # The blocks are too few for all that run, so some are preempted.
     llm = make_tiny_llm(
-        tiny_folder,
+        folder,
         logits_processors=[MirrorProcessor],
         max_num_seqs=6,
         max_num_batched_tokens=16,

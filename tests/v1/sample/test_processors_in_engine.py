@@ -22,8 +22,8 @@ PROMPTS = ["one", "the second", "3", "stop four", "5th"]
 
 
 @pytest.fixture(scope="module")
-def plain(tiny_folder):
-    return make_tiny_llm(tiny_folder)
+def plain(folder):
+    return make_tiny_llm(folder)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def generate(llm, prompts, params):
 
 @pytest.mark.parametrize("name", ["TargetToken", "TargetTokenOfRequest"])
 @pytest.mark.parametrize("way", ["name", "entry point", "class"])
-def test_a_target_token_is_forced(tiny_folder, plain, target_token, way, name):
+def test_a_target_token_is_forced(folder, plain, target_token, way, name):
     specs = None
     if way == "name":
         specs = [f"target_token:{name}"]
@@ -52,7 +52,7 @@ def test_a_target_token_is_forced(tiny_folder, plain, target_token, way, name):
     else:
         entry = f"[vllm.logits_processors]\nforced = target_token:{name}\n"
         (target_token / "target_token-1.0.dist-info" / "entry_points.txt").write_text(entry)
-    llm = make_tiny_llm(tiny_folder, logits_processors=specs, max_num_seqs=3)
+    llm = make_tiny_llm(folder, logits_processors=specs, max_num_seqs=3)
 
     def with_target(token, **fields):
         return SamplingParams(extra_args={"target_token": token}, **fields)
@@ -111,7 +111,7 @@ class TestSlots:
                 logits[row, ids.unique()] -= self.lower[slot]
             return logits
 
-    def test_history(self, tiny_folder, plain):
+    def test_history(self, folder, plain):
         def lowered(by):
             def process(prompt_ids, output_ids, logits):
                 logits[sorted({*prompt_ids, *output_ids})] -= by
@@ -123,7 +123,7 @@ class TestSlots:
             return SamplingParams(extra_args={"lower": by}, **GREEDY)
 
         # Fewer slots than requests: a slot's next request has nothing of the last one.
-        llm = make_tiny_llm(tiny_folder, logits_processors=[self.Unrepeated], max_num_seqs=2)
+        llm = make_tiny_llm(folder, logits_processors=[self.Unrepeated], max_num_seqs=2)
         mixed = [asking(9.0), SamplingParams(**GREEDY), asking(0.25), asking(0), asking(9.0)]
         found = generate(llm, PROMPTS, mixed)
         expected = [lowered(9.0), SamplingParams(**GREEDY), lowered(0.25), SamplingParams(**GREEDY), lowered(9.0)]
@@ -171,8 +171,8 @@ class TestErrors:
             ("wrong", r"logits processor Broken returned a tensor of shape \(\d,\), not \(\d, \d+\)"),
         ],
     )
-    def test_a_processor_of_the_batch(self, tiny_folder, task, message):
-        llm = make_tiny_llm(tiny_folder, logits_processors=[self.Broken])
+    def test_a_processor_of_the_batch(self, folder, task, message):
+        llm = make_tiny_llm(folder, logits_processors=[self.Broken])
         built = self.Broken.built
         good = SamplingParams(**GREEDY)
         for completion in generate(llm, ["a", "b"], [good, SamplingParams(extra_args={"do": task})]):
@@ -195,8 +195,8 @@ class TestErrors:
 
             return third_time_fails if (params.extra_args or {}).get("fail") else None
 
-    def test_a_processor_of_a_request(self, tiny_folder, plain):
-        llm = make_tiny_llm(tiny_folder, logits_processors=[self.OfRequest])
+    def test_a_processor_of_a_request(self, folder, plain):
+        llm = make_tiny_llm(folder, logits_processors=[self.OfRequest])
         good = SamplingParams(**GREEDY)
         params = [good, SamplingParams(extra_args={"fail": True}, **GREEDY), good]
         first, failed, last = generate(llm, PROMPTS[:3], params)
@@ -215,16 +215,16 @@ class TestErrors:
         assert "logits processor fails_later raised IndexError: list index out of range" in failed.error
         assert other.token_ids == generate(plain, ["b"], good)[0].token_ids
 
-    def test_a_constructor(self, tiny_folder):
+    def test_a_constructor(self, folder):
         class Stubborn(self.Broken):
             def __init__(self, vllm_config, device, is_pin_memory):
                 raise MemoryError("no room")
 
         with pytest.raises(RuntimeError, match="logits processor Stubborn raised MemoryError: no room"):
-            make_tiny_llm(tiny_folder, logits_processors=[Stubborn])
+            make_tiny_llm(folder, logits_processors=[Stubborn])
 
-    def test_validate_params_comes_before_anything_is_queued(self, tiny_folder, target_token):
-        llm = make_tiny_llm(tiny_folder, logits_processors=["target_token:TargetToken"])
+    def test_validate_params_comes_before_anything_is_queued(self, folder, target_token):
+        llm = make_tiny_llm(folder, logits_processors=["target_token:TargetToken"])
         bad = SamplingParams(extra_args={"target_token": "seven"})
         with pytest.raises(VLLMValidationError, match="target_token must be an integer, got 'seven'"):
             llm.generate(["a", "b"], [SamplingParams(), bad], use_tqdm=False)
@@ -232,7 +232,7 @@ class TestErrors:
         assert len(generate(llm, ["a"], SamplingParams(**GREEDY))[0].token_ids) == 6
 
 
-def test_extra_args_arrive_as_they_were_given(tiny_folder):
+def test_extra_args_arrive_as_they_were_given(folder):
     seen = []
 
     class Curious(AdapterLogitsProcessor):
@@ -249,7 +249,7 @@ def test_extra_args_arrive_as_they_were_given(tiny_folder):
 
     anything = object()
     extra_args = {"a": 1, "nested": {"list": [1, anything]}}
-    llm = make_tiny_llm(tiny_folder, logits_processors=[Curious])
+    llm = make_tiny_llm(folder, logits_processors=[Curious])
     generate(llm, ["a"], SamplingParams(extra_args=extra_args, **GREEDY))
     assert seen == [(128, torch.device("cpu"), False), {"a": 1, "nested": {"list": [1, anything]}}]
 
@@ -313,8 +313,8 @@ class TestBadWords:
         for word in ("the", " the"):
             assert set(self.run(plain, allowed_token_ids=ids, bad_words=[word]).token_ids) == set(byte_ids("k "))
 
-    def test_they_need_a_tokenizer(self, tiny_folder):
-        llm = make_tiny_llm(tiny_folder, skip_tokenizer_init=True)
+    def test_they_need_a_tokenizer(self, folder):
+        llm = make_tiny_llm(folder, skip_tokenizer_init=True)
         with pytest.raises(VLLMValidationError, match="bad_words need a tokenizer"):
             llm.generate([[5]], SamplingParams(bad_words=["x"], detokenize=False), use_tqdm=False)
         assert is_empty(llm)

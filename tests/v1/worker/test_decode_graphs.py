@@ -8,7 +8,7 @@ import torch
 from models_util import make_random_model
 from pretend_cuda import pretending
 from thread_ranks import make_thread_llm
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import SamplingParams
 from vllm.distributed.communicator import Communicator
@@ -17,7 +17,7 @@ from vllm.ops._dispatch import cpu_ops
 from vllm.v1.features.states.memory import StateSlots
 from vllm.v1.worker.gpu.cuda import GraphRecorder
 from vllm.v1.worker.gpu.replay.decode_graphs import DecodeGraphs, ladder
-from vllm.v1.worker.gpu.replay.interface import Replay
+from vllm.v1.worker.gpu.replay.make import Replay
 from vllm.v1.worker.gpu.replay.piecewise_graphs import PiecewiseGraphs
 
 pytestmark = pytest.mark.skipif(cpu_ops() is None, reason="rows are computed alike by the C++ operators alone")
@@ -85,11 +85,6 @@ def tensors_of(result) -> list[torch.Tensor]:
     if isinstance(result, torch.Tensor):
         return [result]
     return [tensor for part in result for tensor in tensors_of(part)] if isinstance(result, tuple) else []
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

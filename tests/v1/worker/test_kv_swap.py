@@ -12,14 +12,14 @@ import torch
 from guests import guest_of
 from pretend_cuda import pretending
 from thread_ranks import ThreadExecutor
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.v1.engine import core
 from vllm.v1.features.swap import runner as kv_swap
 from vllm.v1.features.swap.runner import KVSwap
 from vllm.v1.features.swap.scheduler import Swaps
-from vllm.v1.worker.gpu.block_copies import BlockCopies
+from vllm.v1.worker.gpu.states import BlockCopies
 
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4
 """A block of the tiny model in float32: layers, keys and values, heads, dimensions, tokens."""
@@ -100,11 +100,6 @@ def test_an_engine_may_end_while_blocks_are_leaving(device):
     del swap, blocks
     # Where memory that somebody still read was given back, the pretended device says so.
     assert (torch.zeros(2, 8, device=device) == 0).all()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 def workload() -> tuple[list[dict[str, list[int]]], list[SamplingParams]]:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.ops._dispatch import cpu_ops
 from vllm.v1.features.swap import runner as kv_swap
 from vllm.v1.features.swap.runner import KVSwap
-from vllm.v1.worker.gpu.block_copies import BlockCopies
+from vllm.v1.worker.gpu.states import BlockCopies
 
 aten = torch.ops.aten
 

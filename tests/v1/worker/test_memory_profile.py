@@ -10,7 +10,7 @@ import pytest
 import torch
 from models_util import random_prompts
 from thread_ranks import ThreadExecutor
-from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
+from tiny_llm import is_empty, make_tiny_llm
 
 from vllm import LLM, SamplingParams
 from vllm.v1.engine import core
@@ -33,11 +33,6 @@ PROFILE = MemoryProfile(
     loaded=DeviceMemory(80 * GIB, 67 * GIB + GIB // 2, 10 * GIB, 10 * GIB),
     stepped=DeviceMemory(80 * GIB, 65 * GIB + GIB // 2, 12 * GIB, 13 * GIB),
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

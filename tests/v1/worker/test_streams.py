@@ -10,7 +10,7 @@ import torch
 from pretend_cuda import pretending
 from pretend_streams import StreamRace
 from pretend_tensors import DEVICE
-from tiny_llm import make_tiny_llm, make_tiny_model
+from tiny_llm import make_tiny_llm
 
 from vllm import SamplingParams
 from vllm.v1.features.swap.runner import KVSwap
@@ -101,11 +101,6 @@ def test_pinned_memory_stays_until_it_is_copied(waits: bool) -> None:
     host.numpy()[1] = 5
     with nullcontext() if waits else pytest.raises(StreamRace, match="pinned memory was changed"):
         torch.cuda.synchronize()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 def decode(folder: Path, **fields: object) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vllm.answers.prompts.content_forms import words_of_medium
-from vllm.answers.prompts.conversations import checked_part
-from vllm.answers.prompts.picture_parts import SOURCE, is_picture, is_picture_kind
+from vllm.answers.prompts.conversations import SOURCE, checked_part, is_picture, is_picture_kind
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.media import LoadedPictures, PictureSource, with_pictures
 from vllm.inputs.text_options import TextOptions

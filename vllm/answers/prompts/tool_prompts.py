@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from vllm.answers.prompts.content_forms import PROBE_TOOL, Message, formed, forms_of_template, probed
+from vllm.answers.prompts.content_forms import PROBE_TOOL, Message, formed, forms_of_template, probed, variables
 from vllm.answers.prompts.conversations import headed, joined
-from vllm.answers.prompts.template_source import variables
 from vllm.answers.syntax.call_text import ANY_NUMBER, ANY_WORD, ArgumentText, CallText
 
 _TOLD = """\

@@ -12,14 +12,21 @@ from vllm.answers.prompts.content_forms import (
     FORMS,
     ContentForm,
     Message,
+    chosen_template,
     formed,
     forms_of_template,
     pictures_of_template,
+    variables,
     words_of_medium,
 )
-from vllm.answers.prompts.conversations import content_text, fitted, has_pictures, named_conversations
-from vllm.answers.prompts.picture_parts import SOURCE, is_picture
-from vllm.answers.prompts.template_source import chosen_template, variables
+from vllm.answers.prompts.conversations import (
+    SOURCE,
+    content_text,
+    fitted,
+    has_pictures,
+    is_picture,
+    named_conversations,
+)
 from vllm.answers.prompts.tool_prompts import ToolPrompt, shows_tools, with_told_tools
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.inputs import TokensPrompt

@@ -123,3 +123,26 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     temporary.write_text(json.dumps(content), encoding="utf-8")
     temporary.replace(path)
+
+
+def tensor_places(files: list[Path]) -> Iterator[tuple[Path, int, int]]:
+    """The file, first byte and size in bytes of each tensor; none of pickled ones. `files`: as `shard_files` gives
+    them. ValueError: a listed file has gone."""
+    for path in files:
+        if path.name == LIST_NAME:
+            mapped = find_files(path)
+            for place in read_places(path).values():
+                yield mapped[place.file], place.start, place.num_bytes
+        elif path.suffix == ".safetensors":
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(length))
+            for name, entry in header.items():
+                if name != "__metadata__":
+                    start, stop = entry["data_offsets"]
+                    yield path, 8 + length + start, stop - start
+
+
+def stored_files(files: list[Path]) -> list[Path]:
+    """The files themselves, those that a list names among them. ValueError: see tensor_places."""
+    return [each for path in files for each in ([path, *find_files(path)] if path.name == LIST_NAME else [path])]

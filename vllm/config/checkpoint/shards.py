@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 LIST_NAME = "model.mapped.json"
@@ -10,6 +11,13 @@ LIST_NAME = "model.mapped.json"
 
 TOWER_NAME = "mmproj.safetensors"
 """In a folder of weights, the file of a picture tower that came in a file of its own."""
+
+_OF_OTHER_KINDS = (
+    "adapter_model", "consolidated", "mmproj", "optimizer", "rng_state", "scaler", "scheduler", "training_args",
+)  # fmt: skip
+"""Names that begin so are of files that hold no weights, or hold them again under other names."""
+
+_NUMBERED = re.compile(r"(.+)-(\d+)-of-(\d{1,6})")
 
 
 def tower_files(folder: Path) -> list[Path]:
@@ -19,8 +27,8 @@ def tower_files(folder: Path) -> list[Path]:
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The files that hold a folder's weights, and the list of mapped ones; ValueError without any, for a broken index,
-    or for a missing shard."""
+    """The files that hold a folder's weights, and the list of mapped ones; without the usual names or an index, all
+    files of the kind. ValueError without any, for a broken index, or for a missing shard."""
     mapped = folder / LIST_NAME
     lists = [mapped] if mapped.is_file() else []
     for name in ("model.safetensors", "pytorch_model.bin"):
@@ -29,7 +37,24 @@ def shard_files(folder: Path) -> list[Path]:
             return [*lists, single]
         if index.is_file():
             return _indexed_files(folder, index)
+    for suffix in ("safetensors", "bin"):
+        named = sorted(folder.glob(f"*.{suffix}"))
+        if files := [path for path in named if not path.name.startswith(_OF_OTHER_KINDS)]:
+            _check_complete(files)
+            return files
     raise ValueError(f"{folder.name} has neither model.safetensors nor pytorch_model.bin, nor an index.json of one")
+
+
+def _check_complete(files: list[Path]) -> None:
+    there = {path.name for path in files}
+    for path in files:
+        if (found := _NUMBERED.fullmatch(path.stem)) is None:
+            continue
+        stem, width, count = found[1], len(found[2]), found[3]
+        for number in range(1, int(count) + 1):
+            name = f"{stem}-{number:0{width}}-of-{count}{path.suffix}"
+            if name not in there:
+                raise ValueError(f"{path.parent.name} lacks the shard {name} that {path.name} is one of")
 
 
 def _indexed_files(folder: Path, index: Path) -> list[Path]:

@@ -26,9 +26,8 @@ from vllm.server.protocol.base import (
     TokenId,
     TokenIds,
 )
-from vllm.server.protocol.forms import FormFields
 from vllm.server.protocol.prompt_tables import PromptTableFields, PromptTables
-from vllm.server.protocol.sampling import sampling_body
+from vllm.server.protocol.sampling import FormFields, sampling_body
 from vllm.server.protocol.tools import ToolFields
 from vllm.utils.checks import check_token_ids
 

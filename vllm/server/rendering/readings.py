@@ -14,8 +14,7 @@ from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput
 from vllm.server.errors import ApiError
 from vllm.server.protocol.generation import GenerationFields
-from vllm.server.rendering.logprobs import positions
-from vllm.server.rendering.rows import readings_row
+from vllm.server.rendering.logprobs import positions, readings_row
 from vllm.server.rendering.token_texts import TokenNames, TokenPieces
 from vllm.server.state import ServerState
 from vllm.utils.checks import check_texts, check_token_ids, check_vocabulary

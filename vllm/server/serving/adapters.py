@@ -9,6 +9,7 @@ from vllm.lora.request import NOT_ENABLED
 from vllm.server.errors import ApiError
 from vllm.server.http.routes import post
 from vllm.server.protocol.adapters import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
+from vllm.server.serving.generation.sampling import named_as
 from vllm.server.state import ServerState
 
 router = APIRouter()
@@ -18,14 +19,15 @@ router = APIRouter()
 async def load_lora_adapter(request: Request, state: ServerState, body: LoadLoRAAdapterRequest) -> Response:
     """Load an adapter, which requests name as their model from then on."""
     _check_enabled(state)
-    await state.adapters.load(
-        state.engine,
-        state.model_names,
-        body.lora_name,
-        body.lora_path,
-        load_inplace=body.load_inplace,
-        is_3d_lora_weight=body.is_3d_lora_weight,
-    )
+    with named_as({"lora_request": "lora_path"}):
+        await state.adapters.load(
+            state.engine,
+            state.model_names,
+            body.lora_name,
+            body.lora_path,
+            load_inplace=body.load_inplace,
+            is_3d_lora_weight=body.is_3d_lora_weight,
+        )
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from vllm.entrypoints.async_llm import AsyncLLM
 from vllm.exceptions import EngineDeadError
 from vllm.server.errors import ApiError, json_response
-from vllm.server.http.request_body import read_body
+from vllm.server.http.routes import read_body
 from vllm.server.protocol.base import RequestModel
 from vllm.server.state import server_state
 from vllm.v1.engine.calls import Route
@@ -77,11 +77,7 @@ async def get_world_size(request: Request) -> Response:
 @router.post("/collective_rpc")
 async def collective_rpc(request: Request) -> Response:
     """Call a method of every worker; one result a worker."""
-    state = server_state(request)
-    body = await read_body(
-        request, CollectiveRpcRequest, int(state.args.max_body_mib * 2**20), state.args.ignore_unknown_fields
-    )
-    engine = state.engine
+    engine, body = server_state(request).engine, await read_body(request, CollectiveRpcRequest)
     try:
         results = await engine.collective_rpc(body.method, body.timeout, tuple(body.args or ()), body.kwargs)
     except EngineDeadError:
@@ -139,8 +135,7 @@ async def _body(request: Request, model: type[RequestModel]) -> Any:
     """The fields of a body; without one, the defaults."""
     if not await request.body():
         return model()
-    args = server_state(request).args
-    return await read_body(request, model, int(args.max_body_mib * 2**20), args.ignore_unknown_fields)
+    return await read_body(request, model)
 
 
 def _add_routes_of_calls() -> None:

@@ -159,7 +159,7 @@ class Submission:
         if isinstance(output, PoolingRequestOutput):
             if output.error is not None:
                 if output.error.code == "aborted":
-                    raise _stopped()
+                    raise ApiError(503, output.error.message, code="aborted")
                 raise ApiError(500, output.error.message, code="pooling_failed")
             return
         for completion in output.outputs:

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from vllm.answers.prompts.picture_parts import is_picture_kind
+from vllm.answers.prompts.conversations import is_picture_kind
 from vllm.exceptions import VLLMValidationError
 from vllm.server.errors import ApiError, json_response
 from vllm.server.http.routes import error_answers, post

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.answers.prompts.content_forms import reads_texts
-from vllm.answers.prompts.template_source import chosen_template, variables
+from vllm.answers.prompts.content_forms import chosen_template, reads_texts, variables
 from vllm.exceptions import VLLMValidationError
 from vllm.upstream.chat.conversations import ChatTemplateContentFormat, ChatTemplateContentFormatOption
 

@@ -11,3 +11,16 @@ def refuse(name: str, instead: str) -> NoReturn:
         NotImplementedError: always: "name: instead".
     """
     raise NotImplementedError(f"{name}: {instead}")
+
+
+class AbsentAttributeError(NotImplementedError, AttributeError):
+    """An attribute whose feature is absent: to hasattr and getattr it is not there, so that programs for several
+    releases take their other way."""
+
+
+def refuse_attribute(name: str, instead: str) -> NoReturn:
+    """
+    Raises:
+        AbsentAttributeError: always: "name: instead".
+    """
+    raise AbsentAttributeError(f"{name}: {instead}")

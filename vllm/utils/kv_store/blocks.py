@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ _CLOCK_GRAIN_NS = 100_000_000
 _READ_BYTES, _READERS = 64 * 2**20, 2
 # The use of a segment is noted as often as this.
 _TOUCH_SECONDS = 10.0
+_MOST_NOTED = 4096
 
 _Waiting = tuple[bytes, Bytes | None, int | None]
 """A key, its block (None: it is taken back) and the checksum, where it is known."""
@@ -63,36 +64,43 @@ class BlockStore:
         self._indices: dict[str, SegmentIndex] = {}
         self._folder_time = -1
         self._touched: dict[Path, float] = {}
+        self._noted: dict[bytes, float] = {}  # when prefixes were, by their last keys
         self._writing = _Writing(folder, shelf, about, sums_of)
         # At the process's end, too, what waits is written.
         self._end = weakref.finalize(self, _Writing.end, self._writing)
 
     # -- finding ------------------------------------------------------------------------------------------------------
 
-    def refresh(self) -> None:
-        """Find what other processes have added, and forget what was removed."""
+    def refresh(self) -> bool:
+        """Find what other processes have added, and forget what was removed. Whether anything was added."""
+        is_new = False
         with contextlib.suppress(OSError):
-            self._refresh()
+            self._find_segments()
+            for name in list(self._indices):
+                try:
+                    for key, place in self._indices[name].read_new():
+                        is_new = True
+                        if place is None:
+                            self._places.pop(key, None)
+                        else:
+                            self._places[key] = place
+                            self._writing.keys.pop(key, None)
+                except OSError:
+                    self._forget_segment(name)
+        return is_new
 
-    def _refresh(self) -> None:
+    def _find_segments(self) -> None:
         changed = os.stat(self.folder.path).st_mtime_ns
-        if changed != self._folder_time:
-            # A change within the clock's grain would not be seen.
-            self._folder_time = changed if time.time_ns() - changed > _CLOCK_GRAIN_NS else -1
-            self._look_for_segments()
-        for name in list(self._indices):
-            try:
-                for key, place in self._indices[name].read_new():
-                    if place is None:
-                        self._places.pop(key, None)
-                    else:
-                        self._places[key] = place
-                        self._writing.keys.discard(key)
-            except OSError:
-                self._forget_segment(name)
-
-    def _look_for_segments(self) -> None:
+        if changed == self._folder_time:
+            return
+        # A change within the clock's grain would not be seen.
+        self._folder_time = changed if time.time_ns() - changed > _CLOCK_GRAIN_NS else -1
+        written = [(key, path) for key, path in list(self._writing.keys.items()) if path is not None]
         there = {segment.path.name: segment.path for segment in self.folder.segments(self._shelf)}
+        for key, path in written:
+            # Its segment has gone before it was found there.
+            if path.name not in there:
+                self._writing.keys.pop(key, None)
         for name in self._indices.keys() - there.keys():
             self._forget_segment(name)
         for name in sorted(there.keys() - self._indices.keys()):
@@ -112,6 +120,10 @@ class BlockStore:
         """Whether there is such a block, as far as is known."""
         return key in self._places
 
+    def num_leading(self, keys: Sequence[bytes]) -> int:
+        """How many of these there are, up to the first that is not there, as far as is known."""
+        return len(list(takewhile(self._places.__contains__, keys)))
+
     def will_have(self, key: bytes) -> bool:
         """Whether it is there, or waits to be written."""
         return key in self._places or key in self._writing.keys
@@ -121,8 +133,14 @@ class BlockStore:
         return sum(place.size for key in keys if (place := self._places.get(key)) is not None)
 
     def note_use(self, keys: Sequence[bytes]) -> None:
-        """These blocks are in use, wherever they are read from: their segments are not the first to go."""
+        """The blocks of a prefix, in order, are in use, wherever they are read from: their segments are not the first
+        to go."""
         now = time.monotonic()
+        if not keys or now - self._noted.get(keys[-1], -_TOUCH_SECONDS) < _TOUCH_SECONDS:
+            return
+        if len(self._noted) == _MOST_NOTED:
+            self._noted.clear()
+        self._noted[keys[-1]] = now
         for path in {place.path for key in keys if (place := self._places.get(key)) is not None}:
             if now - self._touched.get(path, -_TOUCH_SECONDS) >= _TOUCH_SECONDS:
                 self._touched[path] = now
@@ -220,12 +238,13 @@ class _Writing:
     """A thread that writes blocks in their order.
 
     Attributes:
-        keys: of the blocks that wait, and of those that were written and not found yet.
+        keys: of the blocks that wait, with None, and of those that were written and not found yet, with the path of
+            their segment's index.
     """
 
     def __init__(self, folder: StoreFolder, shelf: str, about: dict[str, Any], sums_of: Checksums) -> None:
         self._folder, self._shelf, self._about, self._sums_of = folder, shelf, about, sums_of
-        self.keys: set[bytes] = set()
+        self.keys: dict[bytes, Path | None] = {}
         self.num_written = self.num_given = 0
         self._waiting: deque[_Waiting] = deque()
         self._num_bytes = 0
@@ -244,7 +263,7 @@ class _Writing:
                 if self._num_bytes + size > MOST_UNWRITTEN_BYTES and self._waiting:
                     return number
                 self._num_bytes += size
-                self.keys.add(key)
+                self.keys[key] = None
                 self._append(key, block, checksum)
         return len(blocks)
 
@@ -317,7 +336,10 @@ class _Writing:
             total += sizes[count]
             count += 1
         self._segment.add([self._new(*each) for each in waiting[:count]])
-        self.num_written += sum(block is not None for _, block, _ in waiting[:count])
+        for key, block, _ in waiting[:count]:
+            self.num_written += block is not None
+            if key in self.keys:
+                self.keys[key] = self._segment.path
         return count
 
     def _new(self, key: bytes, block: Bytes | None, checksum: int | None) -> NewBlock:
@@ -329,7 +351,8 @@ class _Writing:
     def _rest(self, error: OSError) -> None:
         warn_once(logger, "kv_store: blocks are not kept for now, as they cannot be written: %s", error)
         self._rests_until = time.monotonic() + _REST_SECONDS
-        self.keys -= {key for key, _, _ in self._waiting}
+        for key, _, _ in self._waiting:
+            self.keys.pop(key, None)
         while self._waiting:
             self._drop_first()
         if self._segment is not None:

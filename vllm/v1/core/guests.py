@@ -7,6 +7,7 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +138,11 @@ class SchedulerGuest:
         """Whether the guest can bring this content."""
         return False
 
+    def num_held(self, keys: Sequence[bytes]) -> int:
+        """How many of these contents, from the first on, it can bring, as far as that is known at once: `holds` is
+        asked for those after them."""
+        return 0
+
     def keep(self, keys: list[bytes]) -> None:
         """It will be asked for these in this step, of those that it holds: do not lose them for others."""
 
@@ -171,3 +177,19 @@ def hooks(guests: Sequence[SchedulerGuest], name: str) -> tuple[Any, ...]:
     """The methods of this name, bound, of the guests that define one, in their order."""
     base = getattr(SchedulerGuest, name)
     return tuple(getattr(guest, name) for guest in guests if getattr(type(guest), name) is not base)
+
+
+class Rest:
+    """A rest ends early once `wake` is called, from any thread, also if that was before it began."""
+
+    def __init__(self) -> None:
+        self._woken = threading.Event()
+
+    def __call__(self, seconds: float) -> None:
+        """Let so many seconds pass at most."""
+        self._woken.wait(seconds)
+        self._woken.clear()
+
+    def wake(self, _: object = None) -> None:
+        """Something that is waited for is there; also a future's callback."""
+        self._woken.set()

@@ -141,6 +141,7 @@ class KVCacheManager:
     def use_guests(self, guests: Sequence[SchedulerGuest]) -> None:
         """Call these from now on. No request may be there."""
         self._limits, self._holds = hooks(guests, "longest_prefix"), hooks(guests, "holds")
+        self._num_held = hooks(guests, "num_held")
         self._keeps, self._brings = hooks(guests, "keep"), hooks(guests, "bring")
         self._takes, self._on_lost = hooks(guests, "take"), hooks(guests, "lost")
         self._on_broken, self._on_reset = hooks(guests, "broken"), hooks(guests, "reset_cache")
@@ -189,6 +190,8 @@ class KVCacheManager:
         for full in self._full:
             # Most of a long prefix is on the device, so that not every block is asked for by itself.
             known = self.pool.num_leading(full.keys(hashes[:count]))
+            for num_held in self._num_held:
+                known += num_held(full.keys(hashes[known:count]))
             count = known + full.longest_prefix(hashes[known:], count - known, self.is_cached)
         if first_row is not None:
             for index in range(min(first_row // self.block_size, count), count):
@@ -262,7 +265,7 @@ class KVCacheManager:
         first = group.first_needed(count * self.block_size)
         if group is self.groups[0] and request.next_prompt_row is not None:
             first = min(first, request.next_prompt_row // self.block_size)
-        return [group.key(each) for each in request.block_hashes[first:count]]
+        return group.keys(request.block_hashes[first:count])
 
     def keys_of_prefix(self, request: Request, count: int) -> list[bytes]:
         """The keys of all content that a prefix of `count` whole blocks has to have."""

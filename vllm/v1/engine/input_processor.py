@@ -22,7 +22,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers.tokenizer import Tokenizer, get_tokenizer
 from vllm.tokenizers.truncation import truncate_ids, truncate_text
 from vllm.utils.checks import MAX_INTEGER, check_encodable, check_integer, check_neutral, check_token_id, wrong_type
-from vllm.v1.engine.stop_strings import ContentReader
+from vllm.v1.engine.detokenizer import ContentReader
 from vllm.v1.messages import EngineCoreRequest
 from vllm.v1.sample.logits_processor import validate_params
 from vllm.v1.structured_output.finite_values import MAX_VALUES, longest_enum
@@ -260,7 +260,8 @@ class InputProcessor:
         if own.structured_outputs is not None:
             own.grammar = self.compile_grammar(own.structured_outputs)
             check_readable(config, own, prompt_len)
-        validate_params(config.logits_processors, own)
+        if config.logits_processors:
+            validate_params(config.logits_processors, own)
         reads_processed = own.num_logprobs is not None and (own.logprobs_mode or "").startswith("processed")
         if own.trace_decode_token_ids is None and (own.max_tokens != 0 or reads_processed):
             check_a_token_is_left(own, self.eos_token_ids, config.vocab_size)
@@ -607,3 +608,40 @@ def check_readable(config: ModelConfig, params: SamplingParams, prompt_len: int)
                 f"fit within max_model_len={config.max_model_len}"
             )
             raise VLLMValidationError(message, name, num_tokens)
+
+
+def distinct(prompts: Sequence[ProcessedPrompt]) -> list[LoRARequest]:
+    """The adapters of the prompts, each once.
+
+    Raises:
+        VLLMValidationError: two of one id with different paths.
+    """
+    found: dict[int, LoRARequest] = {}
+    for prompt in prompts:
+        if (own := prompt.lora_request) is not None:
+            other = found.setdefault(own.lora_int_id, own)
+            if other.lora_path != own.lora_path:
+                raise VLLMValidationError(
+                    f"{other.lora_name!r} and {own.lora_name!r} have one lora_int_id, {own.lora_int_id}, and not one "
+                    "path",
+                    "lora_request",
+                    own.lora_int_id,
+                )
+    return list(found.values())
+
+
+def once(prompts: Sequence[ProcessedPrompt]) -> list[ProcessedPrompt]:
+    """The prompts, whose adapters were loaded in place and are not to be again."""
+    return [
+        replace(prompt, lora_request=replace(own, load_inplace=False))
+        if (own := prompt.lora_request) is not None and own.load_inplace
+        else prompt
+        for prompt in prompts
+    ]
+
+
+def loaded(prompts: Sequence[ProcessedPrompt], add: Callable[[LoRARequest], object]) -> list[ProcessedPrompt]:
+    """The prompts, after `add` was called with each of their adapters; errors as its."""
+    for request in distinct(prompts):
+        add(request)
+    return once(prompts)

@@ -19,10 +19,9 @@ from vllm.tokenizers.tokenizer import as_tokenizer
 from vllm.tracing import continued, make_tracer
 from vllm.utils.checks import check_neutral
 from vllm.utils.loading_threads import meanwhile
-from vllm.v1.engine.adapters import loaded
 from vllm.v1.engine.calls import BlockingCalls, EngineCalls
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer, with_notes
+from vllm.v1.engine.input_processor import InputProcessor, ProcessedPrompt, load_tokenizer, loaded, with_notes
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.pooling_output_processor import PoolingOutputProcessor
 from vllm.v1.executor.abstract import Executor

@@ -13,10 +13,9 @@ from vllm.exceptions import VLLMValidationError
 from vllm.outputs import CompletionOutput, RequestMetrics, RequestOutput, RequestSpecDecodeMetrics
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
-from vllm.v1.engine.detokenizer import Detokenizer
+from vllm.v1.engine.detokenizer import ContentReader, Detokenizer
 from vllm.v1.engine.input_processor import ProcessedPrompt
 from vllm.v1.engine.logprobs import LogprobsProcessor, PromptLogprobsProcessor
-from vllm.v1.engine.stop_strings import ContentReader
 from vllm.v1.messages import EngineCoreOutput
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import time
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -50,9 +51,25 @@ from vllm.v1.worker.gpu.pool.encoder_runner import EncoderRunner
 
 logger = init_logger(__name__)
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
 # The other half of the free memory is for activations and the caller's data. VLLM_CPU_KVCACHE_SPACE overrides both.
 _CPU_CACHE_LIMIT_BYTES = 4 * 2**30
 _CPU_CACHE_FRACTION = 0.5
+
+
+def _on_host(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function, for which tensors without a device are the host's, whatever its caller has set as default."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if torch.empty(0).is_cpu:
+            return function(*args, **kwargs)
+        with torch.device("cpu"):
+            return function(*args, **kwargs)
+
+    return call
 
 
 class Worker:
@@ -94,6 +111,7 @@ class Worker:
         self._profiler: Any = None
         self._profile_prefix = ""
 
+    @_on_host
     def load_model(self, use_tqdm: bool = False, plans: Mapping[int, Plan] = MappingProxyType({})) -> None:
         """Load this rank's weights and build the runner; for `plans`, by the numbers of stages, see `get_model`. Raises
         ValueError: see `check_free_memory`."""
@@ -194,6 +212,7 @@ class Worker:
     def _kv_block_bytes(self) -> int:
         return memory.kv_block_bytes(self.config, self.model_runner.kv_layout.caches)
 
+    @_on_host
     def initialize_kv_cache(
         self, num_blocks: int, num_host_blocks: int = 0, state_slots: StateSlots = NO_STATES
     ) -> None:
@@ -208,10 +227,12 @@ class Worker:
             warm_up(self.model_runner, self.config)
         self.model_runner.initialize_kv_cache(self._cache_sizes)
 
+    @_on_host
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         check_threads()
         return self.model_runner.execute_model(scheduler_output).result()
 
+    @_on_host
     def begin_step(self, scheduler_output: SchedulerOutput) -> PendingStep:
         """Dispatch a step; its results may still be on the device. Errors as `check_threads`."""
         check_threads()
@@ -517,7 +538,7 @@ def make_worker(
 def call_worker(worker: Worker, method: str | Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
     """Call a worker's method by name, or a function with the worker as its first argument."""
     if isinstance(method, str):
-        return getattr(worker, method)(*args, **kwargs)
+        return _on_host(getattr(worker, method))(*args, **kwargs)
     return method(worker, *args, **kwargs)
 
 

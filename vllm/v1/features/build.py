@@ -10,6 +10,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.stages import get_stage
 from vllm.layers.state import state_layers
 from vllm.v1.core.guests import SchedulerGuest
+from vllm.v1.features.broken_prompts.scheduler import BrokenBlocks
 from vllm.v1.features.drafts.scheduler import Drafts
 from vllm.v1.features.forced_runs.scheduler import ForcedTokens
 from vllm.v1.features.grammars.scheduler import GrammarCompiler
@@ -26,6 +27,7 @@ SCHEDULER_ORDER = (
     "drafts",
     "forced_runs",
     "stages",
+    "broken_prompts",
     "kv_events",
     "kv_connector",
     "swap",
@@ -41,10 +43,11 @@ SCHEDULER_ORDER = (
    that were not.
 5. forced_runs before states: a state is kept for tokens that are left when some are dropped at a preemption.
 6. stages after drafts and forced_runs, as it sends the tokens that these have settled or appended.
-7. kv_events before swap: it is told of evicted content that the host takes.
-8. kv_connector before swap: what it has promised to a request, it loads, whoever else has some of it.
-9. swap before states: without evicted content that the host does not take, the state after it is of no use.
-10. kv_store: what a request begins with is known when it looks there, memory comes before the disk, and what `states`
+7. broken_prompts before all that keep blocks: what is forgotten is not kept.
+8. kv_events before swap: it is told of evicted content that the host takes.
+9. kv_connector before swap: what it has promised to a request, it loads, whoever else has some of it.
+10. swap before states: without evicted content that the host does not take, the state after it is of no use.
+11. kv_store: what a request begins with is known when it looks there, memory comes before the disk, and what `states`
     saves of a step is known.
 """
 ORDER = (
@@ -54,6 +57,7 @@ ORDER = (
     "forced_runs",
     "states",
     "drafts",
+    "broken_prompts",
     "adapters",
     "prompt_embeds",
     "images",
@@ -68,7 +72,7 @@ ORDER = (
 3. grammars before forced_runs, which asks their masks.
 4. forced_runs before drafts: a draft follows the tokens that are appended undrawn.
 5. states before drafts: a state that has taken wrong tokens is taken back before further ones are drafted.
-6. drafts before adapters: a step's rows are known once all have said which hidden states they need.
+6. drafts and broken_prompts before adapters: a step's rows are known once all have said which hidden states they need.
 7. adapters: they see the rows that layers have.
 8. prompt_embeds after adapters: a step that has embeddings is computed, whatever they say of recordings.
 9. images after prompt_embeds, which takes back the rows that it gave, and after all that read a batch's positions, as
@@ -99,6 +103,10 @@ def runner_guests(runner: Any) -> Sequence[RunnerGuest]:
         from vllm.v1.features.drafts.runner import make_speculator
 
         guests.append(make_speculator(runner))
+    if cache.finds_prefixes and stage.is_last:
+        from vllm.v1.features.broken_prompts.runner import PromptChecks
+
+        guests.append(PromptChecks(runner))
     if config.lora_config is not None:
         from vllm.v1.features.adapters.runner import Adapters
 
@@ -182,6 +190,8 @@ def scheduler_guests(config: VllmConfig, call: Call, scheduler: Any) -> Sequence
         from vllm.v1.features.stages.scheduler import SampledTokens
 
         guests.append(SampledTokens(scheduler.requests))
+    if scheduler.kv.enable_caching:
+        guests.append(BrokenBlocks(scheduler))
     if config.kv_events_config is not None and scheduler.kv.enable_caching:
         guests.append(_event_guest(config, scheduler))
     if config.kv_transfer_config is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import zmq
 
-from vllm.v1.core.rest import Rest
+from vllm.v1.core.guests import Rest
 from vllm.v1.engine.core_process import loop
 from vllm.v1.engine.core_process.start import STOP, CoreStart
 

@@ -25,7 +25,6 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.server.errors import ApiError
 from vllm.server.http.routes import post
-from vllm.server.protocol.forms import GUIDED
 from vllm.server.protocol.generation import (
     NOT_A_CONVERSATION,
     ChatCompletionChunk,
@@ -33,6 +32,7 @@ from vllm.server.protocol.generation import (
     ChatCompletionResponse,
 )
 from vllm.server.protocol.pooling import PoolingFields
+from vllm.server.protocol.sampling import GUIDED
 from vllm.server.protocol.tokenization import TokenizeRequest
 from vllm.server.rendering.logprobs import chat_logprobs
 from vllm.server.rendering.readings import PositionParts

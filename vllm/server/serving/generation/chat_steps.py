@@ -9,17 +9,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
+from starlette.responses import Response
 
 from vllm.answers.events import Event
 from vllm.exceptions import VLLMValidationError
+from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
-from vllm.server.errors import ApiError
-from vllm.server.http.request_body import parse_body
+from vllm.server.errors import ApiError, as_api_error
+from vllm.server.http.routes import parse_body
+from vllm.server.http.streaming import NamedEventStream
 from vllm.server.protocol.generation import ChatCompletionRequest
+from vllm.server.rendering.written_json import PartsResponse
+from vllm.server.serving.engine_requests import while_connected
 from vllm.server.serving.generation.chat import ChatReply, prompt_ids
 from vllm.server.serving.generation.replies import Submitted
 from vllm.server.serving.usage import UsageCount
 from vllm.server.state import ServerState
+
+logger = init_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,30 @@ class ChatSteps:
         reason, stop = fields.pop("finish_reason"), fields.pop("stop_reason")
         del fields["index"]
         return Step(events, None if logprobs is None else logprobs["content"], fields, reason, stop)
+
+
+async def respond(request: Request, reply: Any, stream: bool) -> Response:
+    """The events of a MessageReply or a ResponseReply, or the answer that they make."""
+    if stream:
+        submission = await while_connected(request, reply.submit())
+        return NamedEventStream(reply.events(submission), reply.release(submission))
+
+    async def whole() -> dict[str, Any]:
+        submission = await reply.submit()
+        async with aclosing(reply.events(submission)) as events:
+            async for _ in events:
+                pass
+        return reply.answer
+
+    return PartsResponse(await while_connected(request, whole()))
+
+
+def shown_error(error: Exception) -> ApiError:
+    """An error for the event of a stream; one that nobody expects is logged."""
+    found = as_api_error(error)
+    if found.code == "internal_error":
+        logger.exception("an answer failed")
+    return found
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -56,12 +56,13 @@ def sampling_params(
     if prompt_logprobs is not None:
         fields["prompt_logprobs"] = prompt_logprobs
     fields |= {"logprobs": logprobs, "logprob_token_ids": plan.engine_ids or None}
-    return SamplingParams(
-        **{"max_tokens": None, **fields, **more},
-        detokenize=state.engine.input_processor.tokenizer is not None,
-        extra_args=request.extra_args,
-        output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
-    )
+    with request.named_form():
+        return SamplingParams(
+            **{"max_tokens": None, **fields, **more},
+            detokenize=state.engine.input_processor.tokenizer is not None,
+            extra_args=request.extra_args,
+            output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+        )
 
 
 async def prepare_prompts(
@@ -109,7 +110,8 @@ async def prepare_prompts(
     if state.args.enable_log_requests:
         for index, prompt in enumerate(processed):
             _log_request(f"{answer_id}-{index}", prompt, params, state.args.max_log_len)
-    await state.engine.compile_grammar(params)
+    with request.named_form() if isinstance(request, GenerationFields) else nullcontext():
+        await state.engine.compile_grammar(params)
     check = state.engine.input_processor.process_params
     return processed, [check(params, len(prompt.token_ids)) for prompt in processed]
 

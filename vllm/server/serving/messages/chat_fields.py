@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from vllm.answers.prompts.conversations import content_text, has_pictures
-from vllm.answers.prompts.picture_parts import picture_part
+from vllm.answers.prompts.conversations import content_text, has_pictures, picture_part
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.server.errors import ApiError
 from vllm.server.protocol.generation import GenerationFields

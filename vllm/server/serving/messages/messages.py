@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -10,10 +10,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from vllm.answers.answer import AUTO, AnswerFormat
-from vllm.logger import init_logger
-from vllm.server.errors import ApiError, as_api_error, json_response
+from vllm.server.errors import ApiError, json_response
 from vllm.server.http.routes import post
-from vllm.server.http.streaming import NamedEventStream
 from vllm.server.protocol.messages import (
     MessageEvent,
     MessageObject,
@@ -22,15 +20,12 @@ from vllm.server.protocol.messages import (
     MessagesRequest,
     MessageTokens,
 )
-from vllm.server.rendering.written_json import PartsResponse
 from vllm.server.serving.engine_requests import request_id_of, while_connected
-from vllm.server.serving.generation.chat_steps import ChatSteps
+from vllm.server.serving.generation.chat_steps import ChatSteps, respond, shown_error
 from vllm.server.serving.generation.replies import Submitted
 from vllm.server.serving.messages.chat_fields import CHAT_NAMES, chat_fields
 from vllm.server.serving.messages.writer import MessageWriter
 from vllm.server.state import ServerState
-
-logger = init_logger(__name__)
 
 router = APIRouter()
 
@@ -38,19 +33,7 @@ router = APIRouter()
 @post(router, "/v1/messages", MessagesRequest, MessageObject, MessageEvent, error=MessagesError)
 async def create_message(request: Request, state: ServerState, body: MessagesRequest) -> Response:
     """Answer a conversation in Anthropic's shape."""
-    answer = MessageReply(request, state, body)
-    if body.stream:
-        submission = await while_connected(request, answer.submit())
-        return NamedEventStream(answer.events(submission), submission.abort)
-
-    async def whole() -> dict[str, Any]:
-        submission = await answer.submit()
-        async with aclosing(answer.events(submission)) as events:
-            async for _ in events:
-                pass
-        return answer.writer.message
-
-    return PartsResponse(await while_connected(request, whole()))
+    return await respond(request, MessageReply(request, state, body), bool(body.stream))
 
 
 @post(router, "/v1/messages/count_tokens", MessagesCountRequest, MessageTokens, error=MessagesError)
@@ -85,6 +68,11 @@ class MessageReply:
         self._is_cut_by_context = False
         self.writer = MessageWriter(self._id, state.answer_name)
 
+    @property
+    def answer(self) -> dict[str, Any]:
+        """As far as the events have made it."""
+        return self.writer.message
+
     async def submit(self) -> Submitted:
         """Check everything and queue it; errors as of `Reply.submit`."""
         try:
@@ -118,10 +106,11 @@ class MessageReply:
         except Exception as error:
             if not self._body.stream:
                 raise
-            found = as_api_error(error)
-            if found.code == "internal_error":
-                logger.exception("a message failed")
-            yield found.body(self._request.url.path)
+            yield shown_error(error).body(self._request.url.path)
+
+    def release(self, submission: Submitted) -> Callable[[], Awaitable[None]]:
+        """A function that frees the request of a client that has left before the first event."""
+        return submission.abort
 
     def _usage(self) -> dict[str, int]:
         counts = self.turn.usage.fields()

@@ -130,7 +130,9 @@ class MessageWriter:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """The arguments of a call; those that were cut short are kept as a text."""
+    """The arguments of a call; those that were cut short are kept as a text, if there is any."""
+    if not arguments:
+        return {}
     try:
         found = loaded(arguments)
     except ValueError:

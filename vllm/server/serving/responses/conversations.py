@@ -10,9 +10,7 @@ from starlette.responses import Response
 
 from vllm.exceptions import shown
 from vllm.server.errors import ApiError, json_response
-from vllm.server.http.request_body import read_body
-from vllm.server.http.routes import post
-from vllm.server.protocol.base import RequestModel
+from vllm.server.http.routes import post, read_body
 from vllm.server.protocol.responses import (
     ConversationItemsRequest,
     ConversationObject,
@@ -53,7 +51,7 @@ async def get_conversation(request: Request, conversation_id: str) -> Response:
 @router.post(_PATH, **_UNDESCRIBED)
 async def update_conversation(request: Request, conversation_id: str) -> Response:
     """Replace a conversation's metadata."""
-    body = await _read(request, ConversationRequest)
+    body = await read_body(request, ConversationRequest)
     check_returned("metadata", body.metadata)
     if body.items is not None:
         raise ApiError(400, f"items are added by POST {request.url.path}/items", "items", "unsupported_field")
@@ -82,7 +80,7 @@ async def list_items(request: Request, conversation_id: str) -> Response:
 @router.post(f"{_PATH}/items", **_UNDESCRIBED)
 async def add_items(request: Request, conversation_id: str) -> Response:
     """Add items to a conversation."""
-    body = await _read(request, ConversationItemsRequest)
+    body = await read_body(request, ConversationItemsRequest)
     store = server_state(request).responses
     conversation = store.conversation(conversation_id)
     added = normal_items(body.items, store.item, "items")
@@ -107,11 +105,6 @@ async def delete_item(request: Request, conversation_id: str, item_id: str) -> R
     conversation.items = [item for item in conversation.items if item is not gone]
     store.put(conversation_id, conversation)
     return json_response(conversation.head)
-
-
-async def _read(request: Request, model: type[RequestModel]) -> Any:
-    args = server_state(request).args
-    return await read_body(request, model, int(args.max_body_mib * 2**20), args.ignore_unknown_fields)
 
 
 def _item(conversation: Conversation, name: str) -> Item:

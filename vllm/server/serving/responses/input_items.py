@@ -8,8 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from vllm.answers.prompts.conversations import has_pictures, joined
-from vllm.answers.prompts.picture_parts import is_picture, picture_part
+from vllm.answers.prompts.conversations import has_pictures, is_picture, joined, picture_part
 from vllm.exceptions import VLLMValidationError, shown
 from vllm.server.errors import ApiError
 from vllm.server.rendering.written_json import encode_parts

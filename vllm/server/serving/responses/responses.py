@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -12,22 +12,17 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from vllm.exceptions import shown
-from vllm.logger import init_logger
-from vllm.server.errors import ApiError, as_api_error, json_response
+from vllm.server.errors import ApiError, json_response
 from vllm.server.http.routes import post
-from vllm.server.http.streaming import NamedEventStream
 from vllm.server.protocol.responses import InputTokens, ResponseEvent, ResponseObject, ResponsesRequest
-from vllm.server.rendering.written_json import PartsResponse
 from vllm.server.response_store import Conversation, RunningResponse, StoredResponse
 from vllm.server.serving.engine_requests import Submission, while_connected
-from vllm.server.serving.generation.chat_steps import ChatSteps
+from vllm.server.serving.generation.chat_steps import ChatSteps, respond, shown_error
 from vllm.server.serving.generation.replies import Submitted
 from vllm.server.serving.responses.chat_fields import CHAT_NAMES, chat_fields, check_fields
 from vllm.server.serving.responses.input_items import Item, new_id, normal_items, to_messages
 from vllm.server.serving.responses.writer import ResponseWriter
 from vllm.server.state import ServerState
-
-logger = init_logger(__name__)
 
 router = APIRouter()
 
@@ -35,19 +30,7 @@ router = APIRouter()
 @post(router, "/v1/responses", ResponsesRequest, ResponseObject, ResponseEvent)
 async def create_response(request: Request, state: ServerState, body: ResponsesRequest) -> Response:
     """Answer a text or a conversation, which may be one that the server keeps."""
-    answer = ResponseReply(request, state, body)
-    if body.stream:
-        submission = await while_connected(request, answer.submit())
-        return NamedEventStream(answer.events(submission), answer.release(submission))
-
-    async def whole() -> dict[str, Any]:
-        submission = await answer.submit()
-        async with aclosing(answer.events(submission)) as events:
-            async for _ in events:
-                pass
-        return answer.writer.response
-
-    return PartsResponse(await while_connected(request, whole()))
+    return await respond(request, ResponseReply(request, state, body), bool(body.stream))
 
 
 @post(router, "/v1/responses/input_tokens", ResponsesRequest, InputTokens)
@@ -77,6 +60,11 @@ class ResponseReply:
         if not self.items:
             raise ApiError(400, "input is required", "input", "missing_field")
         self._keeps = body.store is not False
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """As far as the events have made it."""
+        return self.writer.response
 
     async def submit(self) -> Submitted:
         """Check everything and queue it; errors as of `Reply.submit`."""
@@ -109,16 +97,13 @@ class ResponseReply:
         except Exception as error:
             if not self._body.stream:
                 raise
-            found = as_api_error(error)
-            if found.code == "internal_error":
-                logger.exception("a response failed")
-            for event in writer.fail(found.body()["error"]["message"]):
+            for event in writer.fail(shown_error(error).body()["error"]["message"]):
                 yield event
         finally:
             self._state.responses.running.pop(self.id, None)
 
-    def release(self, submission: Submitted) -> Any:
-        """A task that frees the request of a client that has left before the first event."""
+    def release(self, submission: Submitted) -> Callable[[], Awaitable[None]]:
+        """A function that frees the request of a client that has left before the first event."""
 
         async def free() -> None:
             self._state.responses.running.pop(self.id, None)

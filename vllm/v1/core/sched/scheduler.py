@@ -8,17 +8,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from vllm.config import CacheConfig, SchedulerConfig
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.core.guests import SchedulerGuest, hooks
+from vllm.v1.core.guests import Rest, SchedulerGuest, hooks
 from vllm.v1.core.kv_cache_groups import Blocks
 from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.rest import Rest
-from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
-from vllm.v1.core.sched.repetition import repeats_itself
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput, SchedulerStats
 from vllm.v1.core.sched.request_queue import RequestQueue
-from vllm.v1.core.sched.stats import SchedulerStats
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import NO_TOKEN, NO_TOKEN_LEFT, FollowingTokens, ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request, RequestStatus, repeats_itself
 
 # Tokens of a step among several in flight. A stage has nothing to do for as long as another one computes the largest
 # step, so there are some for each stage; smaller ones than the first number cost more than that, and than the second
@@ -78,7 +75,7 @@ class Scheduler:
         self._on_grow, self._on_fill = hooks(guests, "grow"), hooks(guests, "fill")
         self._shares, self._on_computes = hooks(guests, "share"), hooks(guests, "computes")
         self._on_discarded, self._transfers = hooks(guests, "discarded"), hooks(guests, "transfers")
-        self._lets_go = hooks(guests, "let_go")
+        self._lets_go, self._counts = hooks(guests, "let_go"), hooks(guests, "counts")
         self._takes_whole_steps = any(guest.takes_whole_steps for guest in guests)
         self._begin_updates, self._on_update = hooks(guests, "begin_update"), hooks(guests, "update")
 
@@ -191,7 +188,7 @@ class Scheduler:
             kv_cache_usage=self.kv.usage,
             num_preemptions=self.num_preemptions,
             **vars(self.kv.stats),
-            **{name: value for guest in self.guests for name, value in guest.counts().items()},
+            **{name: value for counts in self._counts for name, value in counts().items()},
         )
 
     def schedule(self) -> SchedulerOutput:

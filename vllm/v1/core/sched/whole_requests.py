@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from vllm.config import SchedulerConfig
 from vllm.v1.core.guests import SchedulerGuest, hooks
-from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput, SchedulerStats
 from vllm.v1.core.sched.request_queue import RequestQueue
-from vllm.v1.core.sched.stats import SchedulerStats
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus

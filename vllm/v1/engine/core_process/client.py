@@ -21,7 +21,7 @@ from vllm.config import VllmConfig
 from vllm.exceptions import EngineDeadError
 from vllm.utils.packed import ahead
 from vllm.v1.engine.core_process import start as core_start
-from vllm.v1.engine.core_process.serial import decode_outputs, encode_request
+from vllm.v1.engine.core_process.serial import OutputDecoder, encode_request
 from vllm.v1.messages import EngineCoreOutput, EngineCoreRequest
 
 OutputHandler = Callable[[list[EngineCoreOutput], dict[str, Any]], None]
@@ -65,6 +65,7 @@ class CoreClient:
         self._context = zmq.Context()
         self._to_core = self._bind(zmq.PUSH, "input")
         self._from_core = self._bind(zmq.PULL, "output")
+        self._outputs = OutputDecoder()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._call_numbers = itertools.count()
         self._stop_receiving: Callable[[], None] | None = None
@@ -190,7 +191,7 @@ class CoreClient:
         frames = [frame.buffer for frame in message]
         kind = bytes(frames[0])
         if kind == core_start.OUTPUTS:
-            outputs, (num_aborts, stats) = decode_outputs(frames[1:])
+            outputs, (num_aborts, stats) = self._outputs.decode(frames[1:])
             if self._aborted:
                 self._aborted = {name: number for name, number in self._aborted.items() if number > num_aborts}
                 outputs = [output for output in outputs if output.request_id not in self._aborted]

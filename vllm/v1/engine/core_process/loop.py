@@ -23,7 +23,7 @@ from vllm.exceptions import EngineDeadError
 from vllm.logger import init_logger
 from vllm.utils.forked_children import wait_and_fork
 from vllm.utils.packed import ahead
-from vllm.v1.core.rest import Rest
+from vllm.v1.core.guests import Rest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_process.serial import decode_request, encode_outputs
 from vllm.v1.engine.core_process.start import ABORT, ADD, CALL, DEAD, OUTPUTS, READY, REPLY, STOP, CoreStart

@@ -3,7 +3,7 @@ else its arrays) as frames of their own, once for all requests."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ import torch
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.embeds import PromptEmbeds
 from vllm.inputs.images import PromptImages
-from vllm.logprobs.lists import LogprobsLists, LogprobsRows
+from vllm.logprobs.lists import LogprobsLists
 from vllm.lora.request import LoRARequest
 from vllm.pooling_params import LateChunkingParams, PoolingParams
 from vllm.sampling_params import FIELDS, SamplingParams
@@ -26,6 +26,8 @@ _LOCAL_FIELDS = frozenset({"output_kind", "late_interaction_params"})
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(strict=True)
+# Layouts of readings, `extra`, and the outputs.
+_header_decoder = msgspec.msgpack.Decoder(tuple[list[Any], Any, msgspec.Raw])
 
 _DEFAULT_PARAMS = SamplingParams()
 _PACKED = {name: row.packed for name, row in FIELDS.items()}
@@ -34,44 +36,28 @@ _DEFAULTS = [(name, getattr(_DEFAULT_PARAMS, name), _PACKED.get(name)) for name 
 
 
 def encode_request(request: EngineCoreRequest) -> bytes:
-    """A request, of its parameters those not at their defaults; VLLMValidationError: unserialisable `extra_args`."""
-    if request.pooling_params is not None:
-        return _encode_pooling(request)
-    params = request.sampling_params
-    changed = {
-        name: value if packed is None else packed(value)
-        for name, default, packed in _DEFAULTS
-        # An array has no truth value.
-        if (value := getattr(params, name)) is not default and (default is None or value != default)
-    }
-    values = {**vars(request), "eos_token_ids": sorted(request.eos_token_ids), "sampling_params": changed}
-    if request.prompt_embeds is not None:
-        values["prompt_embeds"] = request.prompt_embeds.pack()
-    if request.images is not None:
-        values["images"] = request.images.pack()
+    """A request, of its parameters those not at their defaults; VLLMValidationError: its `extra_args`, or those that a
+    pooling model's has in their place, cannot be serialised."""
+    pooling, params, extra = request.pooling_params, request.sampling_params, "extra_args"
+    values = {**vars(request), "eos_token_ids": sorted(request.eos_token_ids)}
+    if pooling is not None:
+        extra, names = "extra_kwargs", (name for name in PoolingParams.__struct_fields__ if name not in _LOCAL_FIELDS)
+        values["pooling_params"] = {name: getattr(pooling, name) for name in names}
+    else:
+        values["sampling_params"] = {
+            name: value if packed is None else packed(value)
+            for name, default, packed in _DEFAULTS
+            # An array has no truth value.
+            if (value := getattr(params, name)) is not default and (default is None or value != default)
+        }
+    for name in ("prompt_embeds", "images"):
+        if values[name] is not None:
+            values[name] = values[name].pack()
     try:
         return _encoder.encode(values)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        message = f"extra_args cannot be sent to the engine's process: {error}"
-        raise VLLMValidationError(message, "extra_args", params.extra_args) from None
-
-
-def _encode_pooling(request: EngineCoreRequest) -> bytes:
-    assert request.pooling_params is not None
-    names = (name for name in PoolingParams.__struct_fields__ if name not in _LOCAL_FIELDS)
-    params = {name: getattr(request.pooling_params, name) for name in names}
-    values = {**vars(request), "eos_token_ids": (), "pooling_params": params}
-    if request.images is not None:
-        values["images"] = request.images.pack()
-    try:
-        return _encoder.encode(values)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        message = f"extra_kwargs cannot be sent to the engine's process: {error}"
-        raise VLLMValidationError(message, "extra_kwargs") from None
-
-
-def _encode_tensor(tensor: torch.Tensor) -> tuple[list[int], bytes]:
-    return list(tensor.shape), tensor.numpy().tobytes()
+        message = f"{extra} cannot be sent to the engine's process: {error}"
+        raise VLLMValidationError(message, extra, getattr(pooling or params, extra)) from None
 
 
 def decode_request(data: Frame) -> EngineCoreRequest:
@@ -82,14 +68,14 @@ def decode_request(data: Frame) -> EngineCoreRequest:
         values["lora_request"] = LoRARequest(**values["lora_request"])
     if values["images"] is not None:
         values["images"] = PromptImages.unpack(values["images"])
+    if values["prompt_embeds"] is not None:
+        values["prompt_embeds"] = PromptEmbeds.unpack(*values["prompt_embeds"])
     if values["pooling_params"] is not None:
         params = values["pooling_params"]
         if params["late_chunking_params"] is not None:
             params["late_chunking_params"] = LateChunkingParams(*params["late_chunking_params"])
         values["pooling_params"] = PoolingParams(**params)
         return EngineCoreRequest(**values)
-    if values["prompt_embeds"] is not None:
-        values["prompt_embeds"] = PromptEmbeds.unpack(*values["prompt_embeds"])
     changed = values["sampling_params"]
     # Not through the constructor: the parameters were checked before they were sent.
     params = values["sampling_params"] = _DEFAULT_PARAMS.clone()
@@ -115,62 +101,50 @@ def encode_outputs(outputs: Sequence[EngineCoreOutput], extra: Any = None) -> li
             frames.extend(array.view(np.uint8).data for array in whole)
         return number
 
-    rows = [
-        (
-            output.request_id,
-            output.new_token_ids,
-            None if output.logprobs is None else [(number_of(lists), row) for lists, row in output.logprobs],
-            output.finish_reason,
-            output.stop_reason,
-            output.num_cached_tokens,
-            output.error,
-            None
-            if output.prompt_logprobs is None
-            else [(number_of(r.lists), r.rows.start, r.rows.stop, *r[2:]) for r in output.prompt_logprobs],
-            output.scheduled_time,
-            None if output.pooling_output is None else _encode_tensor(output.pooling_output),
-            output.allowed_mass,
-            output.num_drafted,
-            output.num_accepted,
-            output.kv_transfer_params,
-        )
-        for output in outputs
-    ]
-    return [_encoder.encode((rows, layouts, extra)), *frames]
+    def sent(value: Any) -> Any:
+        if isinstance(value, LogprobsLists):
+            return number_of(value)
+        if isinstance(value, slice):
+            return value.start, value.stop
+        return list(value.shape), value.numpy().tobytes()  # a tensor
+
+    rows = msgspec.msgpack.encode(outputs, enc_hook=sent)
+    return [_encoder.encode((layouts, extra, msgspec.Raw(rows))), *frames]
+
+
+class OutputDecoder:
+    """The inverse of `encode_outputs`, for one thread."""
+
+    def __init__(self) -> None:
+        # Made once: it takes longer to make than to decode a step of one request.
+        self._rows = msgspec.msgpack.Decoder(list[EngineCoreOutput], dec_hook=self._received)
+        self._lists: list[LogprobsLists] = []
+
+    def decode(self, frames: Sequence[Frame]) -> tuple[list[EngineCoreOutput], Any]:
+        """The outputs and `extra`; the arrays are read-only views of the frames."""
+        layouts, extra, rows = _header_decoder.decode(frames[0])
+        data = iter(frames[1:])
+        self._lists = [_lists_of(layout, data) for layout in layouts]
+        outputs = self._rows.decode(rows)
+        for output in outputs:
+            if output.pooling_output is not None:
+                shape, values = output.pooling_output
+                output.pooling_output = torch.frombuffer(bytearray(values), dtype=torch.float32).view(shape)
+        return outputs, extra
+
+    def _received(self, kind: type, value: Any) -> Any:
+        return self._lists[value] if kind is LogprobsLists else slice(*value)
 
 
 def decode_outputs(frames: Sequence[Frame]) -> tuple[list[EngineCoreOutput], Any]:
-    """The inverse of `encode_outputs`; the arrays are read-only views of the frames."""
-    rows, layouts, extra = _decoder.decode(frames[0])
-    data = iter(frames[1:])
-    lists = []
-    for num_topk, has_entropy, shapes in layouts:
-        values: list[Any] = [
-            None if each is None else np.ndarray(each[1], each[0], buffer=next(data)) for each in shapes
-        ]
-        if len(values) == 1:
-            lists.append(LogprobsLists.of_table(values[0], num_topk, has_entropy))
-        else:
-            token_ids, logprobs, logits, ranks, lse, entropy = values
-            lists.append(LogprobsLists(token_ids, logprobs, logits, ranks, lse, num_topk, entropy))
-    return [_decode_output(row, lists) for row in rows], extra
+    """See OutputDecoder."""
+    return OutputDecoder().decode(frames)
 
 
-def _decode_output(row: list[Any], lists: Sequence[LogprobsLists]) -> EngineCoreOutput:
-    request_id, new_token_ids, logprobs, finish_reason, stop_reason, num_cached_tokens, error, prompt, *rest = row
-    scheduled, pooled, *counts = rest
-    return EngineCoreOutput(
-        request_id,
-        new_token_ids,
-        None if logprobs is None else [(lists[number], index) for number, index in logprobs],
-        finish_reason,
-        stop_reason,
-        num_cached_tokens,
-        error,
-        None
-        if prompt is None
-        else [LogprobsRows(lists[number], slice(start, stop), *counts) for number, start, stop, *counts in prompt],
-        scheduled,
-        None if pooled is None else torch.frombuffer(bytearray(pooled[1]), dtype=torch.float32).view(pooled[0]),
-        *counts,
-    )
+def _lists_of(layout: Sequence[Any], data: Iterator[Frame]) -> LogprobsLists:
+    num_topk, has_entropy, shapes = layout
+    values: list[Any] = [None if each is None else np.ndarray(each[1], each[0], buffer=next(data)) for each in shapes]
+    if len(values) == 1:
+        return LogprobsLists.of_table(values[0], num_topk, has_entropy)
+    token_ids, logprobs, logits, ranks, lse, entropy = values
+    return LogprobsLists(token_ids, logprobs, logits, ranks, lse, num_topk, entropy)

@@ -13,7 +13,8 @@ from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.structured_output.matcher import Matcher, ThinkingMatcher, all_bits_but, grammars_of
 from vllm.v1.worker.gpu.buffer_utils import upload
 from vllm.v1.worker.gpu.guests import RunnerGuest
-from vllm.v1.worker.gpu.sample.masks import AllowedMass, Masks
+from vllm.v1.worker.gpu.sample.output import AllowedMass
+from vllm.v1.worker.gpu.sample.sampler import Masks
 from vllm.v1.worker.gpu.sample.vocab import WHOLE, WholeVocab
 from vllm.v1.worker.gpu.states import RequestStates
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from vllm.v1.core.block_pool import HASH_BYTES
 from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.features.broken_prompts.scheduler import BrokenPrompts
 from vllm.v1.features.kv_events.messages import AllBlocksCleared, BlockRemoved, BlockStored, KVEventBatch
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.outputs import ModelRunnerOutput
@@ -93,7 +94,7 @@ class CacheEvents(SchedulerGuest):
         step.parts.pop(StepNews, None)
 
     def _check(self, step: SchedulerOutput) -> None:
-        """Take back what a preempted request was to fill."""
+        """Take back what is not there: what a preempted request was to fill, or what is broken."""
         kept = StepNews()
         for event in step.parts.of(StepNews) or ():
             if all(self._kv.pool.find(each) is not None for each in event.block_hashes):
@@ -114,6 +115,8 @@ class CacheEvents(SchedulerGuest):
         self._publish([])
 
     def update(self, step: SchedulerOutput, output: ModelRunnerOutput, outputs: list[EngineCoreOutput]) -> None:
+        if output.parts.of(BrokenPrompts) is not None:
+            self._check(step)
         self._publish(step.parts.of(StepNews) or [])
 
     def _publish(self, stored: Sequence[BlockStored]) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.config.checkpoint.mapped_tensors import stored_files
 from vllm.config.checkpoint.shards import shard_files
-from vllm.config.checkpoint.tensor_places import stored_files
 from vllm.config.load import reads_folder
 from vllm.loader.identity import model_identity
 

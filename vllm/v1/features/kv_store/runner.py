@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vllm.distributed.stages import get_stage
-from vllm.ops.block_copies import block_parts, block_sums, copy_blocks_, take_blocks_
+from vllm.ops.block_copies import copy_blocks_, row_parts, take_blocks_
 from vllm.ops.cpu_kernels import packs_for
 from vllm.utils.kv_store.segment import Bytes
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -109,8 +109,7 @@ class StoredBlocks(RunnerGuest):
         blocks = step.parts.of(StepBlocks)
         if blocks is None or not (blocks.out or blocks.hidden_out or blocks.states_out):
             return
-        rows = self._memory.take(len(blocks.out), self._of_block.size)
-        sums = self._copy_out(rows, [each.block_id for each in blocks.out])
+        rows, sums = self._copy_out([each.block_id for each in blocks.out])
         # The guests that keep these come before this one: they have written this step's.
         pools, nothing = _state_pools(self._runner), torch.empty(0, dtype=torch.uint8)
         states = [nothing if pools is None else pools.bytes_of(each.block_id) for each in blocks.states_out]
@@ -123,9 +122,7 @@ class StoredBlocks(RunnerGuest):
         gathered = [self._all_shares(each) for each in shares]
         if self._runner.group.rank == 0:
             final = [self._hidden.blocks()[each.block_id].numpy().copy() for each in blocks.hidden_out]
-            # Others' parts of the blocks are not in these sums.
-            own = sums if self._stage.size == self._runner.group.world_size == 1 else None
-            self._copied = CopiedBlocks(gathered[0], own, final, [each[0] for each in gathered[1:]])
+            self._copied = CopiedBlocks(gathered[0], sums, final, [each[0] for each in gathered[1:]])
 
     def after_sample(self, batch: InputBatch, hidden: Tensor) -> Completion | None:
         copied, self._copied = self._copied, None
@@ -187,21 +184,21 @@ class StoredBlocks(RunnerGuest):
             return group.broadcast(torch.empty((len(blocks), size), dtype=torch.uint8))
         return group.broadcast(_rows_of(blocks))
 
-    def _copy_out(self, rows: Tensor, block_ids: list[int]) -> list[int]:
-        """Copy blocks to rows, uint8 [N, size]: their checksums."""
-        copies = self._runner.block_copies
+    def _copy_out(self, block_ids: list[int]) -> tuple[Tensor, list[int] | None]:
+        """This rank's shares of blocks, uint8 [N, size], and the blocks' checksums where these are all of them."""
+        copies, rows = self._runner.block_copies, self._memory.take(len(block_ids), self._of_block.size)
         if not copies.caches or not block_ids:
-            sums = block_sums(rows.zero_())
-        else:
-            sums = take_blocks_(rows, copies.ids(block_ids), copies.parts)
-        found: list[int] = sums.numpy().view(np.uint64).tolist()
-        return found
+            return rows.zero_(), None
+        if self._stage.size > 1 or self._runner.group.world_size > 1:
+            copy_blocks_(copies.ids(block_ids), torch.arange(len(rows)), copies.parts, row_parts(rows, copies.parts))
+            return rows, None
+        sums = take_blocks_(rows, copies.ids(block_ids), copies.parts)
+        return rows, sums.numpy().view(np.uint64).tolist()
 
     def _copy_in(self, rows: Tensor, block_ids: list[int]) -> None:
         copies = self._runner.block_copies
         if copies.caches:
-            parts = block_parts(rows.split(copies.parts.table[2].tolist(), dim=1))
-            copy_blocks_(torch.arange(len(rows)), copies.ids(block_ids), parts, copies.parts)
+            copy_blocks_(torch.arange(len(rows)), copies.ids(block_ids), row_parts(rows, copies.parts), copies.parts)
 
 
 def _rows_of(blocks: Sequence[Bytes]) -> Tensor:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import chain, repeat
+from itertools import chain, repeat, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from vllm.v1.core.content_names import ContentNames
 from vllm.v1.core.guests import SchedulerGuest
 from vllm.v1.core.kv_cache_groups import hidden_key, is_hidden, is_state, state_key
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.features.broken_prompts.scheduler import BrokenPrompts
 from vllm.v1.features.kv_store.rates import Rates
 from vllm.v1.features.states.scheduler import StepStates
 from vllm.v1.messages import EngineCoreOutput
@@ -83,15 +84,22 @@ class Staged:
     """A block in memory, on its way from the store into the cache."""
 
     def __init__(self, block: Bytes) -> None:
-        self.block, self.owners = block, set[str]()
+        self.block, self.owners = block, set[Read]()
 
 
-class Read(NamedTuple):
-    """Content that a request waits for, by its keys, and the reads that give it."""
+class Read:
+    """Content that requests wait for, and then begin with.
 
-    request: Request
-    keys: list[bytes]
-    parts: set[Future[dict[bytes, Bytes]]]
+    Attributes:
+        prefix: the keys of all that they begin with.
+        keys: of what is read, and then staged, of it.
+        parts: the reads that give it.
+        requests: by their ids, until they have begun or ended.
+    """
+
+    def __init__(self, prefix: list[bytes], keys: list[bytes], parts: set[Future[dict[bytes, Bytes]]]) -> None:
+        self.prefix, self.keys, self.parts = prefix, keys, parts
+        self.requests: dict[str, Request] = {}
 
 
 class HeldEnd(NamedTuple):
@@ -129,6 +137,8 @@ class StoredPrefixes(SchedulerGuest):
         self._block_size = scheduler.kv.block_size
         self._staged: dict[bytes, Staged] = {}
         self._reads: dict[str, Read] = {}  # for requests that are not queued yet
+        self._reads_by_end: dict[bytes, Read] = {}  # the same, by the last key of the prefix
+        self._done: dict[str, Read] = {}  # what is staged, for those that are not admitted yet
         self._pending: dict[bytes, Future[dict[bytes, Bytes]]] = {}  # by the keys of what is read for them
         self._threads: ThreadPoolExecutor | None = None
         self._rates = Rates()
@@ -153,19 +163,50 @@ class StoredPrefixes(SchedulerGuest):
         if self._is_off or not self._is_kept(request):
             return False
         names = self._content.names(request)
-        keys, num_tokens = self._keys_to_read(request, names)
+        prefix, num_blocks = self._prefix_to_read(request, names)
+        if num_blocks <= 0:
+            return False
+        read = self._reads_by_end.get(prefix[-1])
+        if read is None or read.prefix != prefix:
+            read = self._begin_read(prefix, num_blocks * self._block_size, names)
+        if read is None:
+            return False
+        read.requests[request.request_id] = request
+        self._reads[request.request_id] = read
+        return True
+
+    def _prefix_to_read(self, request: Request, names: dict[bytes, bytes]) -> tuple[list[bytes], int]:
+        """The keys of the longest prefix that the store makes possible, and how many blocks it has more than the one
+        that is there without the store."""
+        self._num_queried_tokens += request.num_tokens
+        most = (request.num_tokens - 1) // self._block_size
+        num_cached = count = self._kv.find_prefix(request).num_blocks
+        if count < most and (count := self._look(request, names)) < most and self.store.refresh():
+            count = self._look(request, names)
+        keys = self._kv.keys_of_prefix(request, count)
+        if count and self._keeps_states:
+            keys.append(state_key(request.block_hashes[count - 1]))
+        self.store.note_use([_stored(key, names) for key in keys] if names else keys)
+        return keys, count - num_cached
+
+    def _begin_read(self, prefix: list[bytes], num_tokens: int, names: dict[bytes, bytes]) -> Read | None:
+        """Read what the engine lacks of a prefix, by which so many tokens less are computed; None: that is faster, or
+        there is no memory for it."""
+        missing = {key for key in prefix if not self._kv.is_cached(key)}
+        # Hidden states that are on the device come with their blocks.
+        keys = [key for key in prefix if key in missing and (key[:HASH_BYTES] in missing or not is_hidden(key))]
         # Others may wait for the same.
         new = {key: _stored(key, names) for key in keys if key not in self._pending}
         if not keys or not self._should_read(list(new.values()), num_tokens):
-            return False
+            return None
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, "kv-store-reads")
         if new:
-            read = self._threads.submit(self._read, new)
-            read.add_done_callback(self._scheduler.rest.wake)
-            self._pending |= dict.fromkeys(new, read)
-        self._reads[request.request_id] = Read(request, keys, {self._pending[key] for key in keys})
-        return True
+            future = self._threads.submit(self._read, new)
+            future.add_done_callback(self._scheduler.rest.wake)
+            self._pending |= dict.fromkeys(new, future)
+        read = self._reads_by_end[prefix[-1]] = Read(prefix, keys, {self._pending[key] for key in keys})
+        return read
 
     def _read(self, stored: dict[bytes, bytes]) -> dict[bytes, Bytes]:
         """The blocks of the engine's keys, by those of the store."""
@@ -178,26 +219,6 @@ class StoredPrefixes(SchedulerGuest):
             return {}
         self._rates.reading.note(sum(block.nbytes for block in blocks.values()), time.perf_counter() - began)
         return {key: blocks[own] for key, own in stored.items() if own in blocks}
-
-    def _keys_to_read(self, request: Request, names: dict[bytes, bytes]) -> tuple[list[bytes], int]:
-        """The content that the engine lacks of the longest prefix that the store makes possible, and the tokens that
-        need not be computed then."""
-        self._num_queried_tokens += request.num_tokens
-        most = (request.num_tokens - 1) // self._block_size
-        num_cached = count = self._kv.find_prefix(request).num_blocks
-        if count < most and (count := self._look(request, names)) < most:
-            self.store.refresh()
-            count = self._look(request, names)
-        keys = self._kv.keys_of_prefix(request, count)
-        if count and self._keeps_states:
-            keys.append(state_key(request.block_hashes[count - 1]))
-        self.store.note_use([_stored(key, names) for key in keys])
-        if count <= num_cached:
-            return [], 0
-        missing = {key for key in keys if not self._kv.is_cached(key)}
-        # Hidden states that are on the device come with their blocks.
-        found = [key for key in keys if key in missing and (key[:HASH_BYTES] in missing or not is_hidden(key))]
-        return found, (count - num_cached) * self._block_size
 
     def _look(self, request: Request, names: dict[bytes, bytes]) -> int:
         """The blocks of the longest prefix that the store makes possible, as far as is known."""
@@ -227,45 +248,64 @@ class StoredPrefixes(SchedulerGuest):
         if is_idle and not done:
             self._scheduler.rest(_PATIENCE)
             done = self._done_reads()
-        found = [self._reads.pop(name) for name in done]
-        for name, each in zip(done, found, strict=True):
-            self._stage(name, each)
-        if found:
-            self._forget_pending()
-        return [(each.request, None) for each in found]
+        if not done:
+            return ()
+        self._done |= {name: self._reads.pop(name) for name in done}
+        for read in {self._done[name]: None for name in done}:
+            self._stage(read)
+        self._forget_pending()
+        return [(self._done[name].requests[name], None) for name in done]
 
     def _done_reads(self) -> list[str]:
         return [name for name, each in self._reads.items() if all(part.done() for part in each.parts)]
 
-    def _stage(self, name: str, read: Read) -> None:
-        found = {key: block for part in read.parts for key, block in part.result().items()}
-        blocks = {key: found[key] for key in read.keys if key in found}
+    def _stage(self, read: Read) -> None:
         if self._is_off:
             return
+        blocks = {key: block for part in read.parts for key, block in part.result().items()}
+        found = [key for key in read.keys if key in blocks]
         # A block of several groups has as many keys, which begin with its hash.
-        self._num_hit_tokens += len({key[:HASH_BYTES] for key in blocks}) * self._block_size
-        for key, block in blocks.items():
+        num_blocks = len({key[:HASH_BYTES] for key in found})
+        self._num_hit_tokens += num_blocks * self._block_size * len(read.requests)
+        for key in found:
             if (staged := self._staged.get(key)) is None:
-                staged = self._staged[key] = Staged(block)
-            staged.owners.add(name)
+                staged = self._staged[key] = Staged(blocks[key])
+            staged.owners.add(read)
 
     def _forget_pending(self) -> None:
-        needed = {key for each in self._reads.values() for key in each.keys}
+        reads = {*self._reads.values()}
+        self._reads_by_end = {read.prefix[-1]: read for read in reads}
+        needed = {key for read in reads for key in read.keys}
         for key in self._pending.keys() - needed:
             del self._pending[key]
 
     def ended(self, request: Request) -> None:
-        if self._reads.pop(request.request_id, None) is not None:
-            self._forget_pending()
+        read = self._reads.pop(request.request_id, None)
+        if read is not None:
+            del read.requests[request.request_id]
+            if not read.requests:
+                self._forget_pending()
         self._release(request.request_id)
         self._num_noted.pop(request.request_id, None)
         self._content.forget(request)
 
     def _release(self, request_id: str) -> None:
-        for key in [key for key, staged in self._staged.items() if request_id in staged.owners]:
-            self._staged[key].owners.discard(request_id)
-            if not self._staged[key].owners:
-                del self._staged[key]
+        """The request has begun with what was read for it, or has ended."""
+        read = self._done.pop(request_id, None)
+        if read is None:
+            return
+        del read.requests[request_id]
+        for key in read.keys if not read.requests else ():
+            if (staged := self._staged.get(key)) is not None:
+                staged.owners.discard(read)
+                if not staged.owners:
+                    del self._staged[key]
+
+    def num_held(self, keys: Sequence[bytes]) -> int:
+        names = self._looking
+        if names is None:
+            return len(list(takewhile(self._staged.__contains__, keys)))
+        return self.store.num_leading([_stored(key, names) for key in keys] if names else keys)
 
     def holds(self, key: bytes) -> bool:
         if key in self._staged:
@@ -342,11 +382,14 @@ class StoredPrefixes(SchedulerGuest):
         filled = [*blocks.out, *blocks.hidden_out, *blocks.states_out]
         sums = chain(copied.sums or (), repeat(None))
         # Keys and values may be as corrupted as the logits.
+        unsound = {*output.errors}
+        if (broken := output.parts.of(BrokenPrompts)) is not None:
+            unsound |= broken.req_ids
         self.store.write_all(
             [
                 (each.key, row, total)
                 for each, row, total in zip(filled, rows, sums, strict=False)
-                if each.request_id not in output.errors and not self.store.will_have(each.key)
+                if each.request_id not in unsound and not self.store.will_have(each.key)
             ]
         )
 

@@ -14,9 +14,9 @@ from vllm.logger import init_logger
 from vllm.ops.block_copies import block_parts, copy_blocks_
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.features.swap.scheduler import StepSwaps
-from vllm.v1.worker.gpu.block_copies import BlockCopies
 from vllm.v1.worker.gpu.guests import CacheSizes, RunnerGuest
 from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.states import BlockCopies
 
 logger = init_logger(__name__)
 

@@ -1,6 +1,5 @@
 """Custom logits processors: the interface, the adapter for single requests, and how classes are found."""
 
-from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor, MoveDirectionality
 from vllm.v1.sample.logits_processor.loading import (
     LOGITSPROCS_GROUP,
@@ -12,6 +11,7 @@ from vllm.v1.sample.logits_processor.request import (
     AdapterLogitsProcessor,
     RequestLogitsProcessor,
     RequestProcessorsFailed,
+    process_dict_updates,
 )
 
 # Upstream's tests and some of its users' import it by this name.

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vllm.ops.block_copies import block_parts, copy_blocks_
 from vllm.v1.worker.gpu.buffer_utils import upload, upload_all
 
 UNKNOWN = -1
@@ -190,3 +191,37 @@ class BlockTables:
         """int64 [T]: the KV cache slot of each token, given its request's slot and its position (both [T])."""
         blocks = self.table[slots, positions // self.block_size].astype(np.int64)
         return blocks * self.block_size + positions % self.block_size
+
+
+class BlockCopies:
+    """
+    Attributes:
+        caches: the tensors that have a part of a block, [B, size of the part], each once.
+        parts: the same, as `copy_blocks_` takes them.
+    """
+
+    def __init__(self, tensors: KVCaches) -> None:
+        # Layers that share a cache have it once.
+        own = {cache.data_ptr(): cache for group in tensors for cache in group}
+        # Bytes, where elements are 8-bit floats, which torch does not copy by index everywhere, or of several kinds.
+        are_bytes = len({c.dtype for c in own.values()}) > 1 or any(c.element_size() == 1 for c in own.values())
+        self.caches = [(c.view(torch.uint8) if are_bytes else c).view(len(c), -1) for c in own.values()]
+        if self.caches:
+            self.device = self.caches[0].device
+            self.parts = block_parts(self.caches)
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy (block, its copy), the copies distinct. All blocks are read before a copy is written."""
+        if not pairs or not self.caches:
+            return
+        sources, targets = zip(*pairs, strict=True)
+        ids = self.ids(list(sources)), self.ids(list(targets))
+        if set(sources).isdisjoint(targets):
+            copy_blocks_(*ids, self.parts, self.parts)
+            return
+        for cache in self.caches:
+            cache.index_copy_(0, ids[1], cache.index_select(0, ids[0]))
+
+    def ids(self, block_ids: list[int]) -> Tensor:
+        """int64 [N], on the device."""
+        return upload(np.array(block_ids, dtype=np.int64), self.device)

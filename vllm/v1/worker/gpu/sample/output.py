@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vllm.v1.outputs import NO_TOKEN_MESSAGE, LogprobsTensors
-from vllm.v1.worker.gpu.sample.masks import AllowedMass
+
+
+class AllowedMass(NamedTuple):
+    """The raw model's probability of what a mask allows."""
+
+    rows: list[int]
+    logs: Tensor  # float32 [len(rows)], its logarithm, in nats
 
 
 @dataclass

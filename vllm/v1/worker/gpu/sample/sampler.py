@@ -22,8 +22,7 @@ from vllm.v1.worker.gpu.sample.logprob import (
     compute_topk_logprobs,
     greedy_readings,
 )
-from vllm.v1.worker.gpu.sample.masks import AllowedMass, Masks
-from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.sample.output import AllowedMass, SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.processors import LogitsProcessorError, make_processors
 from vllm.v1.worker.gpu.sample.states import Reads, SamplingStates
@@ -37,6 +36,31 @@ _WIDE_TOP_K_CUT = 256
 _MAX_SPAN = 1.5
 
 _VECTOR = 16  # floats of the widest SIMD register
+
+
+class Masks:
+    """The first stage: masks of slots, which say what is forbidden whatever else changes the logits. A guest may have
+    some; this class has none."""
+
+    @property
+    def in_use(self) -> bool:
+        """Whether any slot has one."""
+        return False
+
+    def uses(self, slots: np.ndarray) -> np.ndarray:
+        """bool [R]: rows that have one."""
+        return np.zeros(len(slots), dtype=bool)
+
+    def apply(
+        self, logits: Tensor, slots: np.ndarray, states: RequestStates
+    ) -> tuple[dict[int, str], AllowedMass | None]:
+        """Set what is forbidden to -inf, in place, before anything else has changed the logits, float32 [R, V]. Returns
+        row -> why its request cannot go on, and what is allowed of rows that read it."""
+        return {}, None
+
+    def ending(self, slots: np.ndarray) -> np.ndarray:
+        """bool [R]: rows that `apply` left nothing but an end, which min_tokens must not forbid, then."""
+        return np.zeros(len(slots), dtype=bool)
 
 
 class Sampler:
