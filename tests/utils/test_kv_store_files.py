@@ -332,6 +332,12 @@ def test_clear_takes_what_engines_write_too(tmp_path):
     assert found(tmp_path, range(2)) == [1]
 
 
+def test_clear_leaves_nothing_in_a_folder_that_is_no_store(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    assert StoreFolder(tmp_path).clear() == []
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_another_users_files_are_not_read(tmp_path):
     write(tmp_path / "s", range(2))

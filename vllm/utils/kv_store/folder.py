@@ -146,6 +146,9 @@ class StoreFolder:
     def clear(self) -> list[Segment]:
         """Remove all segments, also those that engines write to, which begin others."""
         self.path.stat()
+        if not any(next(self.path.glob(f"*{suffix}"), None) for suffix in (INDEX, BLOCKS)):
+            # It may be no store: then nothing is left there, either.
+            return []
         with self._locked():
             found = self.segments()
             for segment in found:
