@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pretend_cuda import pretending
 from tiny_llm import is_empty, make_tiny_llm, make_tiny_model
 
 from vllm import LLM, SamplingParams
@@ -124,3 +125,16 @@ def test_a_pooling_model(folder, monkeypatch):
     assert "not finite" in broken.error.message
     (output,) = llm.embed(PROMPT, use_tqdm=False)
     assert output.num_cached_tokens == 0 and output.outputs.embedding == clean.outputs.embedding
+
+
+def test_on_a_device_that_runs_ahead(folder, expected, monkeypatch):
+    with pretending():
+        llm = make_tiny_llm(folder, device="cuda", enforce_eager=True, **CHUNKED)
+        assert llm.llm_engine.engine_core.executor.worker.device.type == "cuda"
+        spoil(llm, monkeypatch, READS, 3, 0)
+        found, readings = read(llm)
+    assert found == 0
+    for own, wanted in zip(readings, expected[1], strict=True):
+        assert {each: reading.logprob for each, reading in own.items()} == pytest.approx(
+            {each: reading.logprob for each, reading in wanted.items()}, abs=1e-4
+        )
