@@ -117,8 +117,8 @@ struct FloatPairs {
   template <int half, int pair>
   __m512i values(const Unit& unit) const {
     constexpr int k = kInWords ? pair / 2 * 4 + pair % 2 : pair;
-    const __m512i first = (__m512i)wide.template get<half, k>(unit).v;
-    return join_halves(_mm512_srli_epi32(first, 16), (__m512i)wide.template get<half, k + (kInWords ? 2 : kPairs)>(unit).v);
+    const __m512i first = (__m512i)wide.get(unit, half, k).v;
+    return join_halves(_mm512_srli_epi32(first, 16), (__m512i)wide.get(unit, half, k + (kInWords ? 2 : kPairs)).v);
   }
 };
 

@@ -187,7 +187,7 @@ inline void with_stored(Stored type, const uint8_t* array, const F& f) {
 #undef VLLM_STORED
 }
 
-// Codes of one plane. index<half, k>(lane) brings code k of each column of a half; above its bits is anything.
+// Codes of one plane. index(half, k) brings code k of each column of a half; above its bits is anything.
 template <int kBits>
 struct Plane;
 
@@ -196,8 +196,7 @@ struct Plane<4> {
   static constexpr int kBytes = 128;
   Words words[2];
   Plane(const uint8_t* unit, int lane) : words{load_words(unit + 4 * lane), load_words(unit + 64 + 4 * lane)} {}
-  template <int half, int k>
-  Words index() const {
+  Words index(int half, int k) const {
     return words[half] >> (4 * k);
   }
 };
@@ -207,8 +206,7 @@ struct Plane<2> {
   static constexpr int kBytes = 64;
   Words words;
   Plane(const uint8_t* unit, int lane) : words(load_words(unit + 4 * lane)) {}
-  template <int half, int k>
-  Words index() const {
+  Words index(int half, int k) const {
     return words >> (16 * half + 2 * k);
   }
 };
@@ -218,8 +216,7 @@ struct Plane<1> {
   static constexpr int kBytes = 32;
   Words words;
   Plane(const uint8_t* unit, int lane) : words(widen_shorts(unit + 2 * lane)) {}
-  template <int half, int k>
-  Words index() const {
+  Words index(int half, int k) const {
     return words >> (8 * half + k);
   }
 };
@@ -229,10 +226,9 @@ struct TwoPlanes {
   Plane<kLow> low;
   Plane<kHigh> high;
   TwoPlanes(const uint8_t* unit, int lane) : low(unit, lane), high(unit + Plane<kLow>::kBytes, lane) {}
-  template <int half, int k>
-  Words index() const {
+  Words index(int half, int k) const {
     constexpr uint32_t mask = (1u << kLow) - 1;
-    return (low.template index<half, k>() & mask) | (high.template index<half, k>() << kLow);
+    return (low.index(half, k) & mask) | (high.index(half, k) << kLow);
   }
 };
 
@@ -259,7 +255,7 @@ struct Planes<6> : TwoPlanes<4, 2> {
   using TwoPlanes<4, 2>::TwoPlanes;
 };
 
-// A kind of codes: a Unit of 8 k of kLanes columns of each half, and get<half, k>(unit), their floats at one k.
+// A kind of codes: a Unit of 8 k of kLanes columns of each half, and get(unit, half, k), their floats at one k.
 template <int kBits_, Values kValues>
 struct Codes;
 
@@ -268,9 +264,8 @@ struct Codes<kBits_, Values::integers> {
   static constexpr int kBits = kBits_;
   using Unit = Planes<kBits>;
   Codes(const LinearArgs&, const uint8_t*, int) {}
-  template <int half, int k>
-  Vec get(const Unit& unit) const {
-    return to_vec(unit.template index<half, k>() & ((1u << kBits) - 1));
+  Vec get(const Unit& unit, int half, int k) const {
+    return to_vec(unit.index(half, k) & ((1u << kBits) - 1));
   }
 };
 
@@ -278,18 +273,13 @@ template <>
 struct Codes<8, Values::integers> {
   static constexpr int kBits = 8;
   struct Unit {
-    Words words[2][2];
-    Unit(const uint8_t* unit, int lane) {
-      unroll<2>([&](auto i) VLLM_INLINE {
-        words[i][0] = load_words(unit + 128 * i + 4 * lane);
-        words[i][1] = load_words(unit + 128 * i + 64 + 4 * lane);
-      });
-    }
+    const uint8_t* words;
+    Unit(const uint8_t* unit, int lane) : words(unit + 4 * lane) {}
   };
   Codes(const LinearArgs&, const uint8_t*, int) {}
-  template <int half, int k>
-  Vec get(const Unit& unit) const {
-    return to_vec((Words)((SignedWords)(unit.words[k / 4][half] << (24 - k % 4 * 8)) >> 24));
+  Vec get(const Unit& unit, int half, int k) const {
+    const Words words = load_words(unit.words + k / 4 * 128 + half * 64);
+    return to_vec((Words)((SignedWords)(words << (24 - k % 4 * 8)) >> 24));
   }
 };
 
@@ -299,9 +289,8 @@ struct Codes<kBits_, Values::table> {
   using Unit = Planes<kBits>;
   const Table table;
   Codes(const LinearArgs& a, const uint8_t*, int) : table(a.quant.table) {}
-  template <int half, int k>
-  Vec get(const Unit& unit) const {
-    return table(unit.template index<half, k>());
+  Vec get(const Unit& unit, int half, int k) const {
+    return table(unit.index(half, k));
   }
 };
 
@@ -315,9 +304,8 @@ struct Codes<kBits_, Values::tables> {
       : tables(reinterpret_cast<const float*>(panel + a.quant.at.tables) + lane) {
     for (int i = 0; i < kLanes; ++i) lanes[i] = static_cast<uint32_t>(i);
   }
-  template <int half, int k>
-  Vec get(const Unit& unit) const {
-    const Words rows = unit.template index<half, k>() & ((1u << kBits) - 1);
+  Vec get(const Unit& unit, int half, int k) const {
+    const Words rows = unit.index(half, k) & ((1u << kBits) - 1);
     return gather(tables + 16 * half, rows * kPanel + lanes);
   }
 };
@@ -332,8 +320,7 @@ struct Codes<8, Values::e4m3> {
   static constexpr int kBits = 8;
   using Unit = Float8Unit;
   Codes(const LinearArgs&, const uint8_t*, int) {}
-  template <int half, int k>
-  Vec get(const Unit& unit) const {
+  Vec get(const Unit& unit, int half, int k) const {
     return half == 0 ? even_e4m3(unit.bytes + k * kPanel) : odd_e4m3(unit.bytes + k * kPanel);
   }
 };
@@ -343,8 +330,7 @@ struct Codes<8, Values::e5m2> {
   static constexpr int kBits = 8;
   using Unit = Float8Unit;
   Codes(const LinearArgs&, const uint8_t*, int) {}
-  template <int half, int k>
-  Vec get(const Unit& unit) const {
+  Vec get(const Unit& unit, int half, int k) const {
     return half == 0 ? even_e5m2(unit.bytes + k * kPanel) : odd_e5m2(unit.bytes + k * kPanel);
   }
 };

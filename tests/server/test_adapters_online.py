@@ -18,7 +18,6 @@ from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 from vllm.server.lora_modules import LoRAModulePath, parse_modules
-from vllm.utils.device import usable_cores
 
 PROMPT = "the cat sat on the mat"
 CHAT = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
@@ -283,7 +282,6 @@ def test_engine_of_a_server(server, made):
     server.run(test(server.engine))
 
 
-@pytest.mark.skipif(usable_cores() < 2, reason="every replica's process needs a core")
 def test_every_replica_has_an_adapter(made, tmp_path):
     async def test(engine):
         own = LoRARequest("one", 1, str(made.paths["one"]))

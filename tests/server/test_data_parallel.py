@@ -16,8 +16,6 @@ from test_launcher import NUM_TOKENS, PROMPT, InFlight, assert_gone, servers, wa
 
 from vllm.utils.device import usable_cores
 
-pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="every replica's process needs a core")
-
 HANG_SECONDS = 3
 """Less than a request of the default length takes."""
 
@@ -133,3 +131,14 @@ def test_a_replica_hangs(server):
     (cause,) = [line for line in server.log().splitlines() if line.startswith("ERROR")]
     assert re.search(rf"engine core [01] hangs: .* {HANG_SECONDS} s \(VLLM_ENGINE_HANG_TIMEOUT_S\)", cause), cause
     assert "Traceback" not in server.log()
+
+
+def test_more_replicas_than_cores_take_turns(folder):
+    count = usable_cores() + 1
+    with servers(folder, ["--data-parallel-size", str(count)]) as (started,):
+        text = httpx.get(f"{started.url}/metrics").text
+        assert len(re.findall(r"^vllm:num_requests_running{", text, re.MULTILINE)) == count
+        body = {"model": "tiny", "prompt": ["a"] * 8, "max_tokens": 1}
+        answer = httpx.post(f"{started.url}/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert f"{count} replicas share {count - 1} CPU cores" in started.log()

@@ -58,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
         check_folders(parse_modules(server_args.lora_modules))
         check_first(engine_args)
         listener = bind(server_args.host or "", server_args.port, server_args.uds)
-        engine_args.create_parallel_config()
     except (ValueError, OSError) as error:
         raise CliError(str(error)) from error
     if envs.logging_level() is None and envs.configures_logging() and not envs.logging_config_path():

@@ -52,6 +52,8 @@ logger = init_logger(__name__)
 
 # Full steps whose tokens a CPU keeps in the prefix cache after their requests, unless asked for more.
 _IDLE_STEPS = 4
+# More processes than these a core gain nothing, and are rather a slip.
+_REPLICAS_A_CORE = 8
 
 
 @dataclass
@@ -549,11 +551,11 @@ class EngineArgs(UpstreamArgs):
             ValueError: a size that cannot be honoured.
         """
         config = ParallelConfig(**passed_on(self, "parallel_config"))
-        num_cores = usable_cores()
-        if config.data_parallel_size > num_cores:
+        most = _REPLICAS_A_CORE * usable_cores()
+        if config.data_parallel_size > most:
             raise ValueError(
-                f"data_parallel_size must be at most {num_cores}, the CPU cores that this process may use: every "
-                f"replica's process needs one; got {config.data_parallel_size}"
+                f"data_parallel_size must be at most {most}, {_REPLICAS_A_CORE} for each CPU core that this process "
+                f"may use; got {config.data_parallel_size}"
             )
         return config
 

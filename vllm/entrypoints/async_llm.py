@@ -20,6 +20,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import EngineDeadError, GenerationError, VLLMValidationError
 from vllm.inputs.images import DATA
 from vllm.inputs.text_options import DEFAULT_TEXT_OPTIONS, TextOptions, text_options
+from vllm.logger import init_logger
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.pooling_outputs import PoolingRequestOutput
@@ -28,6 +29,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.tokenizer import Tokenizer
 from vllm.tracing import continued, make_tracer
 from vllm.utils.checks import check_neutral
+from vllm.utils.device import usable_cores
 from vllm.utils.function_pickle import pickled
 from vllm.utils.ray_utils import current_placement_group
 from vllm.v1.engine.calls import EngineCalls, check_pause_mode, routed
@@ -41,6 +43,8 @@ from vllm.v1.engine.replica_router import ReplicaRouter
 from vllm.v1.messages import EngineCoreOutput
 from vllm.v1.metrics.loggers import StatLoggers
 from vllm.v1.structured_output.matcher import read_early
+
+logger = init_logger(__name__)
 
 _PAUSE_POLL_SECONDS = 0.01
 
@@ -636,6 +640,8 @@ def _start_cores(config: VllmConfig, first: CoreProcessHandle | None) -> list[Co
     """A core for each replica, not ready yet."""
     parallel = config.parallel_config
     num_replicas = parallel.data_parallel_size
+    if num_replicas > usable_cores():
+        logger.warning("%d replicas share %d CPU cores: they take turns", num_replicas, usable_cores())
     if parallel.distributed_executor_backend == "ray" and parallel.placement_group is None:
         # The cores' processes belong to no actor.
         parallel = replace(parallel, placement_group=current_placement_group())

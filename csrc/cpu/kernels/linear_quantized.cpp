@@ -22,6 +22,8 @@ constexpr int64_t kChainUnits = 32;
 // Rows of a tile times the panel's two vectors, plus operands, fill the register file.
 constexpr int kTileRows = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 4;
 
+constexpr int panels_of_tile(int rows) { return rows <= kDirectRows && (kLanes == 16 || rows == 1) ? 2 : 1; }
+
 bool is_direct(const LinearArgs& a) { return a.rows <= kDirectRows; }
 // Widening anew for each of so few tiles takes less time than writing a panel's floats and reading them again.
 bool is_widened_once(const LinearArgs& a) { return a.rows > 3 * kTileRows; }
@@ -51,10 +53,7 @@ struct WidenedCodes {
   // So that a unit takes 32 * kBits bytes.
   static constexpr int kBits = 32;
   WidenedCodes(const LinearArgs&, const uint8_t*, int) {}
-  template <int half, int k>
-  Vec get(const Unit& unit) const {
-    return load(unit.values + k * kPanel + 16 * half);
-  }
+  Vec get(const Unit& unit, int half, int k) const { return load(unit.values + k * kPanel + 16 * half); }
 };
 
 // Widens units of a panel's codes, kLanes columns of each half, to floats [k][32].
@@ -65,11 +64,12 @@ template <typename C>
   for (int64_t u = 0; u < units; ++u, codes += kPanel * C::kBits) {
     for (int i = 0; i < kPanel * C::kBits; i += 64) __builtin_prefetch(codes + kAhead + i);
     const typename C::Unit unit(codes, lane);
-    unroll<kUnit>([&](auto k) VLLM_INLINE {
+#pragma GCC unroll 8
+    for (int k = 0; k < kUnit; ++k) {
       float* row = to + (u * kUnit + k) * kPanel + lane;
-      store(row, kind.template get<0, k>(unit));
-      store(row + 16, kind.template get<1, k>(unit));
-    });
+      store(row, kind.get(unit, 0, k));
+      store(row + 16, kind.get(unit, 1, k));
+    }
   }
 }
 
@@ -123,14 +123,15 @@ template <typename C, int R, int P>
         unroll<P>([&](int p) VLLM_INLINE {
           const C& kind = p == 0 ? first : second;
           const typename C::Unit unit(unit_codes + p * codes_stride, lane);
-          unroll<kUnit>([&](auto k) VLLM_INLINE {
-            const Vec low = kind.template get<0, k>(unit), high = kind.template get<1, k>(unit);
+#pragma GCC unroll 8
+          for (int k = 0; k < kUnit; ++k) {
+            const Vec low = kind.get(unit, 0, k), high = kind.get(unit, 1, k);
             unroll<R>([&](int r) VLLM_INLINE {
               const Vec value = set1(x[r * kUnit + k]);
               sums[r][p][0] = fma(value, low, sums[r][p][0]);
               sums[r][p][1] = fma(value, high, sums[r][p][1]);
             });
-          });
+          }
         });
       }
       unroll<P>([&](int p) VLLM_INLINE {
@@ -196,14 +197,14 @@ template <int R, int P>
     const float *values = Prepared(a, panel).values, *last = Prepared(a, panel + P - 1).values;
     multiply_lanes<WidenedCodes, R, P>(a, x, panel, reinterpret_cast<const uint8_t*>(values),
                                        (last - values) * int64_t{sizeof(float)}, lane, nullptr, totals[0][0]);
-  } else if (!is_direct(a)) {
-    // A tile of few rows among others takes its panels one by one.
+  } else if (!is_direct(a) || P != panels_of_tile(R)) {
+    // A tile of few rows among others, or the last of an odd number of panels: panels one by one.
     for (int p = 0; p < P; ++p) {
       Vec own[R][1][2];
       multiply_lanes<WidenedCodes, R, 1>(a, x, panel + p, weight + p * size, 0, lane, widen_units_of(a.quant), own[0][0]);
       for (int r = 0; r < R; ++r) std::memcpy(totals[r][p], own[r][0], sizeof(own[r][0]));
     }
-  } else if constexpr (R <= kDirectRows) {
+  } else if constexpr (R <= kDirectRows && P == panels_of_tile(R)) {
     with_codes(a.quant, [&](auto* kind) {
       multiply_lanes<std::remove_cvref_t<decltype(*kind)>, R, P>(a, x, panel, weight, size, lane, nullptr, totals[0][0]);
     });
@@ -218,7 +219,7 @@ struct QuantizedProduct {
   static constexpr int kMaxRows = kTileRows;
   static constexpr int64_t kPanelsAtATime = kSlots;
 
-  static constexpr int panels_at_once(int rows) { return rows <= kDirectRows && (kLanes == 16 || rows == 1) ? 2 : 1; }
+  static constexpr int panels_at_once(int rows) { return panels_of_tile(rows); }
 
   static int64_t panel_size(const LinearArgs& a) { return a.quant.at.size; }
   static int64_t packed_row(const LinearArgs& a) { return num_units(a.quant) * kUnit + a.quant.groups; }
