@@ -50,6 +50,10 @@ GENERATING: dict[str, Callable[[LLM], Any]] = {
     ),
     "beam_search": lambda llm: llm.beam_search(["ab"], BEAMS),
     "enqueue": lambda llm: [llm.enqueue(["ab"], GREEDY), llm.wait_for_completion(**QUIET)],
+    "enqueue_chat": lambda llm: [
+        llm.enqueue_chat([{"role": "user", "content": "ab"}], GREEDY, chat_template="{{ messages[0].content }}"),
+        llm.wait_for_completion(**QUIET),
+    ],
     "score_labels": lambda llm: llm.score_labels(["ab"], ["x", "yz"], **QUIET),
     "score_processed": lambda llm: llm.score_processed(
         llm.llm_engine.input_processor.process_prompts(["ab"], [GREEDY]), ["x", "yz"], **QUIET
